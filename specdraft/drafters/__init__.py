@@ -1,0 +1,1 @@
+"""Drafters, one file each: parameters, training forward, drafting step."""

@@ -1,0 +1,62 @@
+"""What every drafter is: a module with one face for training and two for decoding."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.tree import DraftTree
+from specdraft.drafters.batch import Batch
+from specdraft.targets import Features, Target
+
+
+@dataclass
+class TrainingLoss:
+    """``loss``: scalar to minimise. ``metrics``: sums under names ending in ``_sum`` and their ``_total`` counts, so
+    that they can be added over steps and ranks and divided once."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+class Drafter(nn.Module, ABC):
+    """A drafter. The same module trains, decodes and is exported.
+
+    Decoding: ``start`` makes the state of one request; after every target pass ``advance`` hands over the tokens that
+    were emitted and the features of the positions before them; ``draft`` proposes what comes next.
+    """
+
+    layers: tuple[int, ...] = ()
+    """Layers of the target whose hidden states the drafter reads; empty if none."""
+
+    target: Target | None = None
+
+    def bind(self, target: Target) -> None:
+        """Borrow what the drafter shares with the target (an embedding, say); it is never saved with the drafter."""
+        self.target = target
+
+    def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
+        """The loss of a packed batch. Training-free drafters have none."""
+        raise TypeError(f"{type(self).__name__} has nothing to train")
+
+    @abstractmethod
+    def start(self, first_token: int, max_length: int) -> Any:
+        """The state of a request whose prompt begins with ``first_token``, with room for ``max_length`` tokens."""
+
+    @abstractmethod
+    def advance(self, state: Any, tokens: Tensor, features: Features) -> None:
+        """Take in n emitted tokens ``[n]``; ``features`` ``[1, n, ...]`` row j is of the position *before* ``tokens[j]``.
+
+        The first call brings the prompt from its second token on, and the first token that the target emitted.
+        """
+
+    @abstractmethod
+    def draft(self, state: Any, num_tokens: int, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
+        """Propose up to ``num_tokens`` tokens after the last emitted one; ``sampling`` shapes q for sampled drafts."""
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, JSON-able: what rebuilds the module before its weights are loaded."""
+        return {}

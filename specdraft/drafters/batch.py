@@ -1,0 +1,28 @@
+"""The packed batch that data loaders yield and training consumes.
+
+B = rows, T = tokens in a row. A row holds several documents side by side; nothing may attend across them.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Batch:
+    """Packed documents.
+
+    ``position_ids`` restart at 0 with every document. ``document_ids`` are distinct within a row; padding has
+    document -1 and is never supervised. ``loss_mask`` is True on the tokens to learn: those of the assistant,
+    its end mark included.
+    """
+
+    input_ids: Tensor  # [B, T] int64
+    position_ids: Tensor  # [B, T] int64
+    document_ids: Tensor  # [B, T] int64
+    loss_mask: Tensor  # [B, T] bool
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device."""
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))

@@ -1,0 +1,117 @@
+"""A trained drafter on disk: ``config.json`` and ``model.safetensors``, the drafter alone, in fp32.
+
+The configuration says which class to build with which arguments, whose target it belongs to, and under which settings
+it was trained, so that ``evaluate.py checkpoint=PATH`` needs nothing else.
+"""
+
+import importlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+import specdraft
+from specdraft.drafters.base import Drafter
+from specdraft.errors import UserError
+from specdraft.files import atomic_directory, read_json
+from specdraft.targets import Target, TargetIdentity
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save_drafter(drafter: Drafter, directory: Path, target: TargetIdentity, extra: dict[str, Any] | None = None) -> Path:
+    """Write ``directory`` whole or not at all. ``extra`` (JSON-able) travels along: data, decoding, training settings."""
+    kind = type(drafter)
+    config = {
+        "specdraft_version": specdraft.__version__,
+        "drafter": {"_target_": f"{kind.__module__}.{kind.__qualname__}", **drafter.config()},
+        "target": asdict(target),
+        "extra": extra or {},
+    }
+    tensors = {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in drafter.state_dict().items()
+    }
+    with atomic_directory(directory) as temporary:
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return directory
+
+
+def find(path: str | Path) -> Path:
+    """The checkpoint directory at ``path``: itself, or ``drafter/`` inside a run directory. Raises UserError if neither."""
+    for candidate in (Path(path), Path(path) / "drafter"):
+        if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():
+            return candidate
+    raise UserError(
+        f"there is no drafter checkpoint at {path}: expected a directory with {CONFIG} and {WEIGHTS}, "
+        "or a run directory that holds one as drafter/"
+    )
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The checkpoint's configuration. Raises UserError if there is none or it lacks a part."""
+    directory = find(path)
+    config = read_json(directory / CONFIG)
+    missing = [key for key in ("drafter", "target") if not isinstance(config, dict) or not isinstance(config.get(key), dict)]
+    if missing or "_target_" not in config["drafter"]:
+        raise UserError(f"{directory / CONFIG} is not a drafter's configuration: expected the keys drafter and target")
+    return config
+
+
+def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
+    """Rebuild the drafter (fp32, CPU, eval mode) and return it with its configuration.
+
+    Raises UserError if the checkpoint is missing, damaged, or does not fit its own configuration.
+    """
+    directory, config = find(path), read_config(path)
+    arguments = dict(config["drafter"])
+    kind = _drafter_class(arguments.pop("_target_"), directory)
+    try:
+        drafter = kind(**arguments)
+        drafter.load_state_dict(load_file(directory / WEIGHTS))
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{directory / WEIGHTS} is damaged ({error}): restore it or train again") from error
+    except (TypeError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"the checkpoint {directory} does not fit {kind.__name__} ({reason}): it is of another version") from error
+    return drafter.eval().requires_grad_(False), config
+
+
+def check_target(config: dict[str, Any], target: Target) -> None:
+    """Raises UserError if the checkpoint was trained for another target than this one."""
+    trained, given = config["target"], asdict(target.identity)
+    for part in ("config_hash", "weights_hash"):
+        if trained.get(part) != given[part]:
+            what = "configuration" if part == "config_hash" else "weights"
+            raise UserError(
+                f"this checkpoint belongs to the target {trained.get('name')!r}, whose {what} differ from those of "
+                f"{given['name']!r}: expected the target that it was trained for; train a drafter for this one"
+            )
+
+
+def _drafter_class(path: str, directory: Path) -> type[Drafter]:
+    module_name, _, name = str(path).rpartition(".")
+    loaded = None
+    # A checkpoint may name a class, but not make us import a module that nobody asked for.
+    if module_name.startswith("specdraft.drafters."):
+        try:
+            loaded = getattr(importlib.import_module(module_name), name, None)
+        except ImportError:
+            loaded = None
+    else:
+        known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Drafter)}
+        loaded = known.get(str(path))
+    if not (isinstance(loaded, type) and issubclass(loaded, Drafter)):
+        raise UserError(
+            f"{directory / CONFIG} names the drafter {path!r}, which is not known: expected a class of "
+            "specdraft.drafters, or one of your own that is already imported"
+        )
+    return loaded
+
+
+def _subclasses(kind: type) -> list[type]:
+    return [found for child in kind.__subclasses__() for found in (child, *_subclasses(child))]

@@ -1,0 +1,167 @@
+"""Rebuild the embedded target from the interpreter's own standard library.
+
+    python -m specdraft.embedded.recipe --out DIR [--steps 1600] [--compile]
+
+Two stages on the files of the training split: first source files, test suites and chat examples together,
+then mostly chat examples while the learning rate falls. Interrupted runs continue where they were.
+"""
+
+import argparse
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specdraft.data import stdlib
+from specdraft.embedded.tokenizer import train_tokenizer
+
+VOCAB, CONTEXT = 4096, 1024
+BATCH, ROW = 16, 512  # 8,192 tokens a step
+PEAK_LR, WARMUP, STABLE = 2e-3, 60, 0.65  # the first 65 % of the steps at the peak, then linear decay
+
+
+def config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """Deep and narrow, so that a one-layer head is cheap beside it: 16 layers of width 256, 11.3M parameters."""
+    return LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=576,
+        num_hidden_layers=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[list[int]]]:
+    """Token ids of the split's documents by kind: ``library`` files, ``tests`` files and ``chat`` examples."""
+    kinds: dict[str, list[list[int]]] = {"library": [], "tests": [], "chat": []}
+    for path in stdlib.files():
+        if stdlib.split_of(path) != split:
+            continue
+        source = stdlib.read(path)
+        ids = tokenizer(source, add_special_tokens=False)["input_ids"]
+        kinds["tests" if stdlib.is_test(path) else "library"].append([tokenizer.bos_token_id, *ids])
+        for function in stdlib.functions(source, path):
+            messages = [
+                {"role": "user", "content": function.prompt},
+                {"role": "assistant", "content": function.body},
+            ]
+            kinds["chat"].append(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+    return kinds
+
+
+def rows(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: random.Random) -> list[list[int]]:
+    """Rows of ``ROW`` tokens: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
+    chosen: list[list[int]] = []
+    for kind, weight in weights.items():
+        whole = int(weight)
+        chosen += kinds[kind] * whole
+        chosen += rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
+    # Long files are cut into pieces before shuffling: else one module fills several neighbouring batches.
+    pieces = [ids[start : start + ROW] for ids in chosen for start in range(0, len(ids), ROW)]
+    rng.shuffle(pieces)
+    stream = [token for piece in pieces for token in piece]
+    return [stream[start : start + ROW] for start in range(0, len(stream) - ROW + 1, ROW)]
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Warm-up, a plateau, linear decay to 2 % of the peak."""
+    if step < WARMUP:
+        return PEAK_LR * (step + 1) / WARMUP
+    decay_from = int(steps * STABLE)
+    left = (steps - step) / max(1, steps - decay_from)
+    return PEAK_LR * min(1.0, max(0.02, left))
+
+
+@torch.inference_mode()
+def held_out_loss(model: LlamaForCausalLM, docs: list[list[int]], limit: int = 200) -> float:
+    """Mean negative log likelihood (nats per token) over the first ``ROW`` tokens of up to ``limit`` documents."""
+    total, count = 0.0, 0
+    for ids in docs[:limit]:
+        tokens = torch.tensor([ids[:ROW]])
+        if tokens.shape[1] < 2:
+            continue
+        logits = model(tokens, use_cache=False).logits[0, :-1].float()
+        total += torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum").item()
+        count += tokens.shape[1] - 1
+    return total / count
+
+
+def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
+    """Train and write ``out`` (a ``from_pretrained`` directory in bf16) and ``out/../state.pt`` for resuming."""
+    torch.manual_seed(seed)
+    out.mkdir(parents=True, exist_ok=True)
+    sources = (stdlib.read(p) for p in stdlib.files() if stdlib.split_of(p) == "train" and not stdlib.is_test(p))
+    tokenizer = train_tokenizer(sources, VOCAB, CONTEXT)
+    tokenizer.save_pretrained(out)
+    kinds = documents(tokenizer, "train")
+    rng = random.Random(seed)
+    mixed = rows(kinds, {"library": 1.5, "tests": 0.5, "chat": 1.5}, rng)
+    final = rows(kinds, {"library": 0.5, "chat": 3.0}, rng)
+    print({kind: sum(map(len, docs)) for kind, docs in kinds.items()}, len(mixed) // BATCH, len(final) // BATCH)
+    decay_from = int(steps * STABLE)
+
+    model = LlamaForCausalLM(config(tokenizer))
+    for name, parameter in model.named_parameters():  # residual branches start small in a deep model
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter.data /= math.sqrt(2 * model.config.num_hidden_layers)
+    decayed = [p for p in model.parameters() if p.ndim == 2]
+    other = [p for p in model.parameters() if p.ndim != 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    state_path, first = out.parent / "state.pt", 0
+    if state_path.exists():
+        state = torch.load(state_path, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+    forward = torch.compile(model.model) if compile_model else model.model
+    bar, started = tqdm(range(first, steps), initial=first, total=steps), time.time()
+    for step in bar:
+        stage, offset = (mixed, step) if step < decay_from else (final, step - decay_from)
+        batch = torch.tensor([stage[(offset * BATCH + i) % len(stage)] for i in range(BATCH)])
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model.lm_head(forward(batch, use_cache=False).last_hidden_state)
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().reshape(-1, VOCAB), batch[:, 1:].reshape(-1))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        bar.set_postfix(loss=f"{loss.item():.3f}", tokens=f"{(step + 1 - first) * BATCH * ROW / (time.time() - started):.0f}/s")
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            temporary = state_path.with_suffix(".tmp")
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, temporary)
+            temporary.rename(state_path)
+            half = LlamaForCausalLM(model.config).to(torch.bfloat16)
+            half.load_state_dict(model.state_dict())
+            half.save_pretrained(out)
+    held_out = documents(tokenizer, "validation")
+    report = {kind: held_out_loss(model, docs) for kind, docs in held_out.items()}
+    (out / "held_out.json").write_text(json.dumps({"steps": steps, "nats_per_token": report}, indent=2))
+    print(report)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="directory to write")
+    parser.add_argument("--steps", type=int, default=1600, help="optimizer steps of 8,192 tokens")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model (1.5x on a CPU)")
+    arguments = parser.parse_args()
+    train(arguments.out, arguments.steps, arguments.compile)

@@ -1,0 +1,24 @@
+"""Errors that a person can act on: one sentence that says what was wrong, what was expected and how to mend it."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class UserError(Exception):
+    """Bad input or a missing means, found before any work was lost. Entry points print it and exit with 2."""
+
+
+def exit_on_user_error(main: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an entry point: a ``UserError`` becomes one line on standard error and exit status 2."""
+
+    @functools.wraps(main)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return main(*args, **kwargs)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+    return wrapped

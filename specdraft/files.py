@@ -1,0 +1,68 @@
+"""Files that are whole or absent: everything is written under a temporary name and renamed into place."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from specdraft.errors import UserError
+
+
+def _sibling(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def make_directory(path: Path) -> Path:
+    """Create ``path`` with its parents. Raises UserError where that is not allowed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = _sibling(path / "probe")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the directory {path} ({error.strerror}): choose another one or change its permissions"
+        ) from error
+    return path
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; it takes ``path``'s place when the block ends without an error."""
+    make_directory(path.parent)
+    temporary = _sibling(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside ``path``; it replaces ``path`` when the block ends without an error."""
+    make_directory(path.parent)
+    temporary, previous = _sibling(path), _sibling(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        if path.exists():
+            path.rename(previous)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(previous, ignore_errors=True)
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file. Raises UserError if it is missing or malformed."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: check the path") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} is not readable JSON ({error}): restore or rewrite the file") from error
