@@ -60,9 +60,9 @@ class RewindableCache(Cache):
     @property
     def length(self) -> int:
         """Number of tokens held."""
-        return self.layers[0].get_seq_length()
+        return self.get_seq_length()
 
-    def crop(self, length: int) -> None:  # type: ignore[override]
+    def crop(self, length: int) -> None:
         """Keep the first ``length`` tokens."""
         for layer in self.layers:
             assert isinstance(layer, _BufferedLayer) and length <= layer.length

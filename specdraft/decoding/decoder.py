@@ -55,7 +55,7 @@ class Decoder:
         """Raises UserError for a drafter that is to draft fewer than 1 token."""
         if drafter is not None and num_draft_tokens < 1:
             raise UserError(
-                f"num_draft_tokens is {num_draft_tokens}: expected at least 1 (plain decoding is decoding without a drafter)"
+                f"num_draft_tokens is {num_draft_tokens}: expected at least 1; to decode plainly, leave the drafter out"
             )
         self.target, self.drafter = target, drafter
         self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
@@ -73,22 +73,23 @@ class Decoder:
         room = target.max_length - len(prompt_ids)
         if not prompt_ids or room < 1 or max_new_tokens < 1:
             raise UserError(
-                f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} are to be generated: expected 1 to "
-                f"{target.max_length - 1} prompt tokens (the target's context is {target.max_length}) and at least 1 new one"
+                f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} are to be generated: expected at least "
+                f"1 of each, and room for an answer in the target's context of {target.max_length} tokens"
             )
         limit = min(max_new_tokens, room)
         generator = None if self.sampling.greedy else torch.Generator(device).manual_seed(seed)
         layers = drafter.layers if drafter is not None else ()
 
         started = time.perf_counter()
-        cache = target.new_cache(len(prompt_ids) + limit + self.num_draft_tokens)
+        capacity = len(prompt_ids) + limit + self.num_draft_tokens
+        cache = target.new_cache(capacity)
         features = target.step(torch.tensor([prompt_ids], device=device), cache, layers)
         first = self._choose(target.logits(features.last[:, -1]), generator)
         tokens = [first]
         drafting = 0.0
         result = Generation(tokens)
         if drafter is not None:
-            state = drafter.start(prompt_ids[0], cache.layers[0].capacity)  # type: ignore[attr-defined]
+            state = drafter.start(prompt_ids[0], capacity)
             drafter.advance(state, torch.tensor([*prompt_ids[1:], first], device=device), features)
         now = time.perf_counter()
         result.prefill_seconds = now - started
@@ -131,7 +132,7 @@ class Decoder:
 
 
 def cut(tokens: Sequence[int], limit: int, eos_token_ids: frozenset[int]) -> list[int]:
-    """The tokens up to ``limit`` and up to the first end of text, which stays: how every decoder's output is counted."""
+    """The tokens up to ``limit`` and to the first end of text, which stays: how every decoder's output is counted."""
     kept = list(tokens[:limit])
     for index, token in enumerate(kept):
         if token in eos_token_ids:

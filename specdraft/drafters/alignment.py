@@ -18,8 +18,8 @@ from specdraft.drafters.batch import Batch
 
 
 class Alignment(NamedTuple):
-    """tokens: ``[R + S]`` flat ids (padded). positions: ``[R]`` rotary positions. starts: ``[R]`` first row of the row's
-    document. rows: per step the ascending rows ``[n_s]`` that are supervised, each a subset of the step before."""
+    """tokens: ``[R + S]`` flat ids (padded). positions: ``[R]`` rotary positions. starts: ``[R]`` first row of each
+    row's document. rows: per step the ascending rows ``[n_s]`` that are supervised, a subset of the step before."""
 
     tokens: Tensor
     positions: Tensor

@@ -114,4 +114,5 @@ class CachedKeys:
             buffer[:, self.length : end] = added.transpose(0, 1)
         self.length = end
         keys, values = (buffer[None, :, :end] for buffer in self._buffers)
-        return scaled_dot_product_attention(query.transpose(0, 1)[None], keys, values, enable_gqa=True)[0].transpose(0, 1)
+        attended = scaled_dot_product_attention(query.transpose(0, 1)[None], keys, values, enable_gqa=True)
+        return attended[0].transpose(0, 1)

@@ -48,7 +48,7 @@ class Drafter(nn.Module, ABC):
 
     @abstractmethod
     def advance(self, state: Any, tokens: Tensor, features: Features) -> None:
-        """Take in n emitted tokens ``[n]``; ``features`` ``[1, n, ...]`` row j is of the position *before* ``tokens[j]``.
+        """Take in n emitted tokens ``[n]``; row j of ``features [1, n, ...]`` is the position *before* ``tokens[j]``.
 
         The first call brings the prompt from its second token on, and the first token that the target emitted.
         """

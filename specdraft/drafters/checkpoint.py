@@ -22,8 +22,10 @@ from specdraft.targets import Target, TargetIdentity
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def save_drafter(drafter: Drafter, directory: Path, target: TargetIdentity, extra: dict[str, Any] | None = None) -> Path:
-    """Write ``directory`` whole or not at all. ``extra`` (JSON-able) travels along: data, decoding, training settings."""
+def save_drafter(
+    drafter: Drafter, directory: Path, target: TargetIdentity, extra: dict[str, Any] | None = None
+) -> Path:
+    """Write ``directory`` whole or not at all. ``extra`` (JSON-able) travels along: data, decoding, training."""
     kind = type(drafter)
     config = {
         "specdraft_version": specdraft.__version__,
@@ -42,7 +44,7 @@ def save_drafter(drafter: Drafter, directory: Path, target: TargetIdentity, extr
 
 
 def find(path: str | Path) -> Path:
-    """The checkpoint directory at ``path``: itself, or ``drafter/`` inside a run directory. Raises UserError if neither."""
+    """The checkpoint directory at ``path``: itself, or ``drafter/`` in a run directory. Raises UserError if neither."""
     for candidate in (Path(path), Path(path) / "drafter"):
         if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():
             return candidate
@@ -56,8 +58,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """The checkpoint's configuration. Raises UserError if there is none or it lacks a part."""
     directory = find(path)
     config = read_json(directory / CONFIG)
-    missing = [key for key in ("drafter", "target") if not isinstance(config, dict) or not isinstance(config.get(key), dict)]
-    if missing or "_target_" not in config["drafter"]:
+    whole = isinstance(config, dict) and all(isinstance(config.get(key), dict) for key in ("drafter", "target"))
+    if not whole or "_target_" not in config["drafter"]:
         raise UserError(f"{directory / CONFIG} is not a drafter's configuration: expected the keys drafter and target")
     return config
 
@@ -77,7 +79,9 @@ def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
         raise UserError(f"{directory / WEIGHTS} is damaged ({error}): restore it or train again") from error
     except (TypeError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"the checkpoint {directory} does not fit {kind.__name__} ({reason}): it is of another version") from error
+        raise UserError(
+            f"the checkpoint {directory} does not fit {kind.__name__} ({reason}): expected one of this version"
+        ) from error
     return drafter.eval().requires_grad_(False), config
 
 
@@ -103,8 +107,7 @@ def _drafter_class(path: str, directory: Path) -> type[Drafter]:
         except ImportError:
             loaded = None
     else:
-        known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Drafter)}
-        loaded = known.get(str(path))
+        loaded = _known_drafters(Drafter).get(str(path))
     if not (isinstance(loaded, type) and issubclass(loaded, Drafter)):
         raise UserError(
             f"{directory / CONFIG} names the drafter {path!r}, which is not known: expected a class of "
@@ -113,5 +116,8 @@ def _drafter_class(path: str, directory: Path) -> type[Drafter]:
     return loaded
 
 
-def _subclasses(kind: type) -> list[type]:
-    return [found for child in kind.__subclasses__() for found in (child, *_subclasses(child))]
+def _known_drafters(base: Any) -> dict[str, type[Drafter]]:
+    known: dict[str, type[Drafter]] = {}
+    for kind in base.__subclasses__():
+        known |= {f"{kind.__module__}.{kind.__qualname__}": kind, **_known_drafters(kind)}
+    return known

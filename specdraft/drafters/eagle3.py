@@ -38,9 +38,10 @@ class WideAttention(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
-        width, heads = 2 * config.hidden_size, config.num_attention_heads * config.head_dim
-        kv_heads = config.num_key_value_heads * config.head_dim
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        self.head_dim: int = config.head_dim
+        width, heads = 2 * config.hidden_size, config.num_attention_heads * self.head_dim
+        kv_heads = config.num_key_value_heads * self.head_dim
         self.q_proj = nn.Linear(width, heads, bias=False)
         self.k_proj = nn.Linear(width, kv_heads, bias=False)
         self.v_proj = nn.Linear(width, kv_heads, bias=False)
@@ -132,7 +133,7 @@ class Eagle3(Drafter):
         super().__init__()
         if not 1 <= draft_vocab_size <= vocab_size:
             raise UserError(
-                f"draft_vocab_size is {draft_vocab_size}: expected 1 to {vocab_size}, the size of the target's vocabulary"
+                f"draft_vocab_size is {draft_vocab_size}: expected 1 to {vocab_size}, the target's vocabulary size"
             )
         if ttt_steps < 1:
             raise UserError(f"ttt_steps is {ttt_steps}: expected at least 1 step of the training-time test")
@@ -152,9 +153,7 @@ class Eagle3(Drafter):
             max_position_embeddings=max_position_embeddings,
             hidden_act=hidden_act,
         )
-        self.fc_norm = (
-            nn.ModuleList(LlamaRMSNorm(hidden_size, rms_norm_eps) for _ in self.layers) if fc_norm else None
-        )
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(hidden_size, rms_norm_eps) for _ in self.layers) if fc_norm else None
         self.fc = nn.Linear(len(self.layers) * hidden_size, hidden_size, bias=False)
         self.midlayer = FusionLayer(config)
         self.norm = LlamaRMSNorm(hidden_size, rms_norm_eps)
@@ -208,9 +207,10 @@ class Eagle3(Drafter):
 
     def set_draft_vocabulary(self, ids: Tensor) -> None:
         """Take the ascending target ids ``[Vd]`` as the draft vocabulary; ``d2t`` holds offsets, as engines expect."""
-        if len(ids) != len(self.d2t) or not bool((ids.diff() > 0).all()) or not 0 <= ids[0] <= ids[-1] < self.vocab_size:
+        wanted = len(self.d2t)
+        if len(ids) != wanted or bool((ids.diff() <= 0).any()) or ids[0] < 0 or ids[-1] >= self.vocab_size:
             raise UserError(
-                f"the draft vocabulary has {len(ids)} ids: expected {len(self.d2t)} ascending ids below {self.vocab_size}"
+                f"the draft vocabulary has {len(ids)} ids: expected {wanted} ascending ids below {self.vocab_size}"
             )
         self.d2t.copy_(ids - torch.arange(len(ids)))
         self.t2d.zero_()[ids] = True
@@ -307,7 +307,7 @@ class Eagle3(Drafter):
     def _layer_step(
         self, tokens: Tensor, feature: Tensor, cos: Tensor, sin: Tensor, attention: Attention, asking: Tensor | slice
     ) -> Tensor:
-        """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> output of asking rows ``[n, H]``."""
+        """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> asking rows ``[n, H]``."""
         embedded = nn.functional.embedding(tokens, self.target.embedding_weight).to(feature.dtype)
         return self.midlayer(embedded, feature, cos, sin, attention, asking)
 
@@ -315,7 +315,8 @@ class Eagle3(Drafter):
         """Rotary cos and sin ``[>= length, d]`` in the weights' dtype, made once for many positions."""
         weight = self.fc.weight
         table = self._table
-        if table is None or len(table[0]) < length or table[0].dtype != weight.dtype or table[0].device != weight.device:
+        kind = (weight.dtype, weight.device)
+        if table is None or len(table[0]) < length or (table[0].dtype, table[0].device) != kind:
             size = max(length, min(2 * length, self._arguments["max_position_embeddings"]))
             # Decoding runs in inference mode, whose tensors a later training step could not use.
             with torch.inference_mode(False), torch.no_grad():

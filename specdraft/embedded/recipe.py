@@ -36,7 +36,7 @@ def config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         num_key_value_heads=2,
         head_dim=64,
         max_position_embeddings=CONTEXT,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -58,7 +58,8 @@ def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[
                 {"role": "user", "content": function.prompt},
                 {"role": "assistant", "content": function.body},
             ]
-            kinds["chat"].append(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
+            chat = tokenizer.apply_chat_template(messages, tokenize=False)
+            kinds["chat"].append(tokenizer(chat, add_special_tokens=False)["input_ids"])
     return kinds
 
 
@@ -144,12 +145,13 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss.item():.3f}", tokens=f"{(step + 1 - first) * BATCH * ROW / (time.time() - started):.0f}/s")
+        rate = (step + 1 - first) * BATCH * ROW / (time.time() - started)
+        bar.set_postfix(loss=f"{loss.item():.3f}", tokens=f"{rate:.0f}/s")
         if (step + 1) % 100 == 0 or step + 1 == steps:
             temporary = state_path.with_suffix(".tmp")
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, temporary)
             temporary.rename(state_path)
-            half = LlamaForCausalLM(model.config).to(torch.bfloat16)
+            half = LlamaForCausalLM(model.config).bfloat16()
             half.load_state_dict(model.state_dict())
             half.save_pretrained(out)
     held_out = documents(tokenizer, "validation")

@@ -23,8 +23,8 @@ CHUNK_ELEMENTS = 128 * 32_768
 
 
 class Distribution(NamedTuple):
-    """The target at c positions: p ``[c, Vd]`` renormalised over the draft vocabulary, sum p log p ``[c]``, the ``mass
-    [c]`` that the full distribution gives to the draft vocabulary, and the ``best [c]`` token of the full vocabulary."""
+    """The target at c positions: p ``[c, Vd]`` renormalised over the draft vocabulary, sum p log p ``[c]``, the mass
+    ``[c]`` that the full distribution gives to the draft vocabulary, the best token ``[c]`` of the full vocabulary."""
 
     p: Tensor
     p_log_p: Tensor
@@ -48,15 +48,16 @@ class Teacher:
     def distribution(self, positions: Tensor, dtype: torch.dtype) -> Distribution:
         """The distributions at ``positions [c]``."""
         logits = self.logits(self.last[positions]).to(dtype)  # [c, V]
-        best = logits.argmax(-1)
-        normaliser = logits.logsumexp(-1)
-        inside = normaliser
-        if self.draft_ids is not None:
+        if self.draft_ids is None:
+            p, log_normaliser, best = softmax(logits, torch.empty_like(logits))
+            mass = torch.ones_like(log_normaliser)
+        else:
+            best, outside = logits.argmax(-1), logits.logsumexp(-1)
             logits = logits.index_select(-1, self.draft_ids)  # [c, Vd]
-            inside = logits.logsumexp(-1)
-        p = (logits - inside[:, None]).exp_()
-        p_log_p = torch.linalg.vecdot(p, logits) - inside
-        return Distribution(p, p_log_p, (inside - normaliser).exp_(), best)
+            p, log_normaliser, _ = softmax(logits, torch.empty_like(logits))
+            mass = (log_normaliser - outside).exp_()
+        p_log_p = torch.linalg.vecdot(p, logits) - log_normaliser
+        return Distribution(p, p_log_p, mass, best)
 
 
 @dataclass
@@ -71,12 +72,22 @@ class Step:
 
 @dataclass
 class StepResult:
-    """Sums over a step's n rows. ``alpha_sum``: sum over rows of sum min(p, q), p over the full vocabulary, the expected
+    """Sums over a step's n rows. ``alpha_sum``: sum of min(p, q) with p over the full vocabulary, the expected
     acceptance of a sampled draft token. ``matched [n]`` bool: the draft's best token is the target's best token."""
 
     loss_sum: Tensor
     alpha_sum: Tensor
     matched: Tensor
+
+
+def softmax(logits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax of ``logits [c, Vd]`` into ``out``, the log normaliser ``[c]`` and the argmax ``[c]``.
+
+    Five passes over memory that is there already; torch's own functions would touch fresh pages in each.
+    """
+    largest, index = logits.max(-1)
+    total = torch.sub(logits, largest[:, None], out=out).exp_().sum(-1)
+    return out.div_(total[:, None]), largest + total.log(), index
 
 
 def distillation_loss(
@@ -86,14 +97,14 @@ def distillation_loss(
     divergence: Divergence = forward_kl,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, list[StepResult]]:
-    """Sum over steps of ``step.weight`` times the mean divergence of its rows, differentiable in ``weight [Vd, H]`` and hidden.
+    """Sum over steps of ``step.weight`` times the mean divergence of its rows; differentiable in ``weight [Vd, H]``
+    and in the steps' hidden states.
 
-    Raises nothing for a step without rows: it adds zero. See ``reference_loss`` for the same in a few lines.
+    A step without rows adds zero. See ``reference_loss`` for the same in a few lines.
     """
-    kind = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
+    zero = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
     results = [
-        StepResult(torch.zeros((), **kind), torch.zeros((), **kind), torch.zeros_like(step.positions, dtype=torch.bool))
-        for step in steps
+        StepResult(zero.clone(), zero.clone(), torch.zeros_like(step.positions, dtype=torch.bool)) for step in steps
     ]
     loss = _ChunkedDistillation.apply(
         weight, teacher, steps, results, divergence, chunk_elements, *(step.hidden for step in steps)
@@ -105,7 +116,7 @@ class _ChunkedDistillation(torch.autograd.Function):
     """Gradients are made in forward, scaled in backward."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         weight: Tensor,
         teacher: Teacher,
@@ -121,7 +132,7 @@ class _ChunkedDistillation(torch.autograd.Function):
         chunk = max(16, chunk_elements // weight.shape[0])
         positions = torch.unique(torch.cat([step.positions for step in steps]))  # ascending
         # Reused by every chunk: fresh pages of this size cost more than the arithmetic on them.
-        spare = torch.empty((2, min(chunk, len(positions)), weight.shape[0]), dtype=dtype, device=weight.device)
+        spare = torch.empty((3, min(chunk, len(positions)), weight.shape[0]), dtype=dtype, device=weight.device)
         for window in positions.split(chunk):
             target = teacher.distribution(window, dtype)
             first_and_end = torch.stack([window[0], window[-1] + 1])
@@ -134,12 +145,12 @@ class _ChunkedDistillation(torch.autograd.Function):
                     index = torch.searchsorted(window, step.positions[low:high])
                     at = Distribution(*(field[index] for field in target))
                 h = hidden[low:high]
-                z = torch.nn.functional.linear(h, weight).to(dtype)  # [c, Vd]
-                q, scratch = spare[0, : len(z)], spare[1, : len(z)]
-                log_normaliser = z.logsumexp(-1)
-                torch.sub(z, log_normaliser[:, None], out=q).exp_()
-
-                drafted = z.argmax(-1)
+                z, q, scratch = spare[:, : len(h)]  # [c, Vd] each
+                if h.dtype == weight.dtype == dtype:
+                    torch.mm(h, weight.T, out=z)
+                else:
+                    z.copy_(torch.nn.functional.linear(h, weight))
+                _, log_normaliser, drafted = softmax(z, out=q)
                 drafted = drafted if teacher.draft_ids is None else teacher.draft_ids[drafted]
                 result.matched[low:high] = drafted == at.best
                 torch.mul(at.p, at.mass[:, None], out=scratch)
@@ -158,13 +169,13 @@ class _ChunkedDistillation(torch.autograd.Function):
         return torch.stack(list(means)).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         grad_weight, *grad_hiddens = ctx.saved_tensors
         return (grad_weight * grad_loss, *[None] * 5, *(grad * grad_loss for grad in grad_hiddens))
 
 
 def reference_loss(weight: Tensor, teacher: Teacher, steps: Sequence[Step]) -> Tensor:
-    """The forward-KL ``distillation_loss`` written plainly, every logit at once; what the chunked one is tested against."""
+    """The forward-KL ``distillation_loss`` written plainly, every logit at once: what the chunked one must equal."""
     total = weight.new_zeros(())
     for step in steps:
         if len(step.positions) == 0:

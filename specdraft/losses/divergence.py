@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Draft(NamedTuple):
-    """The draft's side of a chunk: logits ``z [c, Vd]``, their ``log_normaliser [c]`` and ``q = softmax(z) [c, Vd]``."""
+    """The draft's side of a chunk: logits z ``[c, Vd]``, their log normaliser ``[c]``, q = softmax(z) ``[c, Vd]``."""
 
     z: Tensor
     log_normaliser: Tensor
@@ -19,12 +19,13 @@ class Draft(NamedTuple):
 
 
 class Divergence(Protocol):
-    """``(draft, p, p_log_p) -> (values [c] in nats, gradient in z [c, Vd])``; ``draft.z`` and ``draft.q`` may be overwritten.
+    """A divergence of p from the draft's q."""
 
-    ``p_log_p [c]`` is sum p log p, made once per position though several steps predict it.
-    """
+    def __call__(self, draft: Draft, p: Tensor, p_log_p: Tensor) -> tuple[Tensor, Tensor]:
+        """Values ``[c]`` in nats and the gradient in z ``[c, Vd]``; ``draft.z`` and ``draft.q`` may be overwritten.
 
-    def __call__(self, draft: Draft, p: Tensor, p_log_p: Tensor) -> tuple[Tensor, Tensor]: ...
+        ``p_log_p [c]`` is sum p log p, made once per position though several steps predict it.
+        """
 
 
 def forward_kl(draft: Draft, p: Tensor, p_log_p: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specdraft.errors import UserError
@@ -49,9 +50,9 @@ def config_hash(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def weights_hash(norm: torch.nn.Module, head: torch.nn.Module) -> str:
+def weights_hash(norm: Tensor, head: Tensor) -> str:
     """A fingerprint of the weights from the final norm and the head's first rows, alike in every loading dtype."""
     digest = hashlib.sha256()
-    for weight in (norm.weight, head.weight[:64]):
+    for weight in (norm, head[:64]):
         digest.update(weight.detach().to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

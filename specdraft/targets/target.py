@@ -53,10 +53,12 @@ class Target:
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config()
         architecture = type(model).__name__
-        self.decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+        self.decoder: Any = getattr(model, "get_decoder", lambda: None)()
         self.head = model.get_output_embeddings()
-        if model.config.is_encoder_decoder or self.head is None or not isinstance(
-            getattr(self.decoder, "layers", None), nn.ModuleList
+        if (
+            model.config.is_encoder_decoder
+            or self.head is None
+            or not isinstance(getattr(self.decoder, "layers", None), nn.ModuleList)
         ):
             raise UserError(
                 f"the architecture {architecture} is not supported: "
@@ -76,7 +78,7 @@ class Target:
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self._scale = self._logit_scale()
         self.identity = TargetIdentity(
-            name, revision, loading.config_hash(self.config), loading.weights_hash(self.norm, self.head)
+            name, revision, loading.config_hash(self.config), loading.weights_hash(self.norm.weight, self.head.weight)
         )
         self._check_logits(architecture)
 

@@ -15,7 +15,9 @@ def batch(documents, mask, width):
         rest = width - len(ids)
         rows.append((positions + list(range(rest)), ids + [-1] * rest))
     tokens = torch.arange(len(rows) * width).view(len(rows), width)
-    return Batch(tokens, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]), torch.tensor(mask).bool())
+    return Batch(
+        tokens, torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]), torch.tensor(mask).bool()
+    )
 
 
 def test_rows_start_behind_an_emitted_token_and_end_with_the_answer():

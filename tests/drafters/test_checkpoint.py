@@ -15,7 +15,9 @@ from specdraft.targets import Target
 def saved(target, tmp_path):
     torch.manual_seed(0)
     head = Eagle3.for_target(target, torch.arange(0, 97, 3), fc_norm=True, ttt_steps=2)
-    return head, save_drafter(head, tmp_path / "run" / "drafter", target.identity, {"decoding": {"num_draft_tokens": 4}})
+    return head, save_drafter(
+        head, tmp_path / "run" / "drafter", target.identity, {"decoding": {"num_draft_tokens": 4}}
+    )
 
 
 def test_round_trip(saved, target):

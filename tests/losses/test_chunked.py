@@ -70,7 +70,7 @@ def test_a_best_token_outside_the_draft_vocabulary_is_a_miss():
 
 
 def test_identical_distributions_have_no_divergence():
-    weight, teacher, steps = problem(pruned=False)
+    _, teacher, steps = problem(pruned=False)
     same = [Step(teacher.last[s.positions].clone(), s.positions, s.weight) for s in steps]
     head = teacher.logits(torch.eye(H, dtype=torch.float64)).T
     loss, results = distillation_loss(head, teacher, same)
