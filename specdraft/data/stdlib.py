@@ -27,6 +27,8 @@ class Function:
     name: str
     prompt: str
     body: str
+    line: int
+    is_method: bool
 
 
 def files(root: Path | None = None) -> list[str]:
@@ -75,4 +77,6 @@ def functions(source: str, path: str) -> Iterator[Function]:
         cut = doc_end - node.lineno + 1
         prompt, body = "\n".join(text[:cut]).rstrip(), "\n".join(text[cut:]).strip("\n").rstrip()
         if prompt and body.count("\n") >= 1:
-            yield Function(path, node.name, prompt, body)
+            first = (*node.args.posonlyargs, *node.args.args)[:1]
+            is_method = bool(first) and first[0].arg in ("self", "cls")
+            yield Function(path, node.name, prompt, body, node.lineno, is_method)

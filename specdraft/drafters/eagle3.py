@@ -212,7 +212,7 @@ class Eagle3(Drafter):
             raise UserError(
                 f"the draft vocabulary has {len(ids)} ids: expected {wanted} ascending ids below {self.vocab_size}"
             )
-        self.d2t.copy_(ids - torch.arange(len(ids)))
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()[ids] = True
 
     @property

@@ -1,13 +1,12 @@
 """Rebuild the embedded target from the interpreter's own standard library.
 
-    python -m specdraft.embedded.recipe --out DIR [--steps 1600] [--compile]
+    python -m specdraft.embedded.recipe --out DIR [--steps 1020] [--compile]
 
 Two stages on the files of the training split: first source files, test suites and chat examples together,
 then mostly chat examples while the learning rate falls. Interrupted runs continue where they were.
 """
 
 import argparse
-import json
 import math
 import random
 import time
@@ -18,10 +17,12 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdraft.data import stdlib
+from specdraft.embedded.card import write_card
+from specdraft.embedded.corpus import ROW, documents, rows
 from specdraft.embedded.tokenizer import train_tokenizer
 
 VOCAB, CONTEXT = 4096, 1024
-BATCH, ROW = 16, 512  # 8,192 tokens a step
+BATCH = 16  # rows: 8,192 tokens a step
 PEAK_LR, WARMUP, STABLE = 2e-3, 60, 0.65  # the first 65 % of the steps at the peak, then linear decay
 
 
@@ -44,39 +45,6 @@ def config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     )
 
 
-def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[list[int]]]:
-    """Token ids of the split's documents by kind: ``library`` files, ``tests`` files and ``chat`` examples."""
-    kinds: dict[str, list[list[int]]] = {"library": [], "tests": [], "chat": []}
-    for path in stdlib.files():
-        if stdlib.split_of(path) != split:
-            continue
-        source = stdlib.read(path)
-        ids = tokenizer(source, add_special_tokens=False)["input_ids"]
-        kinds["tests" if stdlib.is_test(path) else "library"].append([tokenizer.bos_token_id, *ids])
-        for function in stdlib.functions(source, path):
-            messages = [
-                {"role": "user", "content": function.prompt},
-                {"role": "assistant", "content": function.body},
-            ]
-            chat = tokenizer.apply_chat_template(messages, tokenize=False)
-            kinds["chat"].append(tokenizer(chat, add_special_tokens=False)["input_ids"])
-    return kinds
-
-
-def rows(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: random.Random) -> list[list[int]]:
-    """Rows of ``ROW`` tokens: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
-    chosen: list[list[int]] = []
-    for kind, weight in weights.items():
-        whole = int(weight)
-        chosen += kinds[kind] * whole
-        chosen += rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
-    # Long files are cut into pieces before shuffling: else one module fills several neighbouring batches.
-    pieces = [ids[start : start + ROW] for ids in chosen for start in range(0, len(ids), ROW)]
-    rng.shuffle(pieces)
-    stream = [token for piece in pieces for token in piece]
-    return [stream[start : start + ROW] for start in range(0, len(stream) - ROW + 1, ROW)]
-
-
 def learning_rate(step: int, steps: int) -> float:
     """Warm-up, a plateau, linear decay to 2 % of the peak."""
     if step < WARMUP:
@@ -84,20 +52,6 @@ def learning_rate(step: int, steps: int) -> float:
     decay_from = int(steps * STABLE)
     left = (steps - step) / max(1, steps - decay_from)
     return PEAK_LR * min(1.0, max(0.02, left))
-
-
-@torch.inference_mode()
-def held_out_loss(model: LlamaForCausalLM, docs: list[list[int]], limit: int = 200) -> float:
-    """Mean negative log likelihood (nats per token) over the first ``ROW`` tokens of up to ``limit`` documents."""
-    total, count = 0.0, 0
-    for ids in docs[:limit]:
-        tokens = torch.tensor([ids[:ROW]])
-        if tokens.shape[1] < 2:
-            continue
-        logits = model(tokens, use_cache=False).logits[0, :-1].float()
-        total += torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum").item()
-        count += tokens.shape[1] - 1
-    return total / count
 
 
 def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
@@ -154,16 +108,13 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
             half = LlamaForCausalLM(model.config).bfloat16()
             half.load_state_dict(model.state_dict())
             half.save_pretrained(out)
-    held_out = documents(tokenizer, "validation")
-    report = {kind: held_out_loss(model, docs) for kind, docs in held_out.items()}
-    (out / "held_out.json").write_text(json.dumps({"steps": steps, "nats_per_token": report}, indent=2))
-    print(report)
+    write_card(out, steps)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory to write")
-    parser.add_argument("--steps", type=int, default=1600, help="optimizer steps of 8,192 tokens")
+    parser.add_argument("--steps", type=int, default=1020, help="optimizer steps of 8,192 tokens")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (1.5x on a CPU)")
     arguments = parser.parse_args()
     train(arguments.out, arguments.steps, arguments.compile)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specdraft.errors import UserError
@@ -32,7 +32,9 @@ def load(name: str, revision: str | None, dtype: str, attention: str, trust_remo
     where = location(name)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation=attention, **common)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            where, dtype=dtype, attn_implementation=attention, output_loading_info=True, **common
+        )
         tokenizer = AutoTokenizer.from_pretrained(where, **common)
     except Exception as error:  # transformers, the hub client and safetensors raise a dozen kinds
         reason = " ".join(str(error).split())[:300]
@@ -40,6 +42,11 @@ def load(name: str, revision: str | None, dtype: str, attention: str, trust_remo
             f"cannot load the target {name!r} ({type(error).__name__}: {reason}): "
             "expected a local from_pretrained directory or a reachable hub id"
         ) from error
+    if report["missing_keys"]:  # transformers fills them with random numbers and goes on
+        raise UserError(
+            f"cannot load the target {name!r}: its files lack {len(report['missing_keys'])} of its weights, "
+            f"{min(report['missing_keys'])} among them; expected a complete causal LM"
+        )
     return model, tokenizer
 
 
@@ -50,9 +57,13 @@ def config_hash(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def weights_hash(norm: Tensor, head: Tensor) -> str:
-    """A fingerprint of the weights from the final norm and the head's first rows, alike in every loading dtype."""
+def weights_hash(model: nn.Module) -> str:
+    """A fingerprint of the first values of every weight, alike in every loading dtype.
+
+    Every weight, because a fine-tuned target (merged LoRA, say) may keep head, norms and embedding.
+    """
     digest = hashlib.sha256()
-    for weight in (norm, head[:64]):
-        digest.update(weight.detach().to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    for name, weight in sorted(model.named_parameters()):
+        start = weight.detach().flatten()[:64].to("cpu", torch.bfloat16)
+        digest.update(name.encode() + start.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -1,0 +1,269 @@
+"""The DataModule: everything between a source and batches, done before training starts.
+
+R = rows, T = tokens in a row, V = target vocabulary.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from specdraft.data.chat import Example, check_tokenizer, example_from_ids, example_from_text, prompt_ids
+from specdraft.data.packing import PackingReport, pack, padding_rows
+from specdraft.data.regenerate import RegenerationSettings, default_cache_dir, regenerate
+from specdraft.data.sampler import ResumableSampler
+from specdraft.data.source import Conversation, Source
+from specdraft.data.vocabulary import build_draft_vocabulary, count_supervised, coverage
+from specdraft.drafters.batch import Batch
+from specdraft.errors import UserError
+
+if TYPE_CHECKING:
+    from specdraft.targets import Target
+
+
+class PackedRows(Dataset[Batch]):
+    """Packed rows ``[R, T]``, taken several at a time."""
+
+    def __init__(self, rows: Batch) -> None:
+        """Keep all rows in memory: 25 bytes a token."""
+        self.rows = rows
+
+    def __len__(self) -> int:
+        """R."""
+        return self.rows.input_ids.shape[0]
+
+    def __getitem__(self, index: int) -> Batch:
+        """One row, as a batch of one."""
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The rows at ``indices``, as a batch: the loader asks for a whole batch at once."""
+        chosen, rows = torch.tensor(indices), self.rows
+        return Batch(
+            rows.input_ids[chosen], rows.position_ids[chosen], rows.document_ids[chosen], rows.loss_mask[chosen]
+        )
+
+
+@dataclass(frozen=True)
+class _Split:
+    rows: Batch
+    counts: Tensor  # [V] supervised tokens by id
+    report: PackingReport
+    left_out: int  # conversations whose prompt leaves no room for an answer
+    unfinished: int  # regenerated responses that max_new_tokens cut
+
+
+class DataModule(LightningDataModule):
+    """Packed batches of a source's conversations, answered by the target or as they are.
+
+    ``prepare(target)`` does all the work; the loaders, counts and prompts are there afterwards. The order of batches
+    and the place in it belong to the module's own sampler and state: use ``Trainer(use_distributed_sampler=False)``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sequence_length: int = 512,
+        batch_size: int = 4,
+        limit: int | None = None,
+        validation_limit: int | None = None,
+        regenerate: bool = True,
+        temperatures: Sequence[float] = (0.0, 1.0),
+        max_new_tokens: int = 96,
+        generation_batch_size: int = 128,
+        cache_dir: str | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Check the settings; nothing is read yet. ``limit`` and ``validation_limit`` count conversations."""
+        super().__init__()
+        if batch_size < 1 or num_workers < 0:
+            raise UserError(
+                f"data.batch_size is {batch_size} and data.num_workers {num_workers}: expected a positive number of "
+                "rows per device and no negative number of workers"
+            )
+        self.source = source
+        self.sequence_length = sequence_length
+        self.batch_size = batch_size
+        self.limits = {"train": limit, "validation": validation_limit}
+        self.regenerate = regenerate
+        self.generation = RegenerationSettings(
+            tuple(float(t) for t in temperatures), max_new_tokens, generation_batch_size, seed
+        )
+        self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+        self.num_workers = num_workers
+        self.seed = seed
+        self._target: Target | None = None
+        self._splits: dict[str, _Split] = {}
+        self._sampler: ResumableSampler | None = None
+        self._resume: dict[str, Any] | None = None
+
+    # --- preparation ------------------------------------------------------------------------------------------------
+
+    def prepare(self, target: "Target") -> None:
+        """Read, regenerate (or find in the cache), tokenise, pack and count. Raises UserError."""
+        check_tokenizer(target.tokenizer)
+        self._target = target
+        self._splits = {split: self._prepare_split(target, split) for split in ("train", "validation")}
+
+    def _prepare_split(self, target: "Target", split: str) -> _Split:
+        conversations = self.source.conversations(split, self.limits[split])
+        rendered = [prompt_ids(target.tokenizer, c.prompt_messages) for c in conversations]
+        answer = self.generation.max_new_tokens if self.regenerate else 1
+        room = min(self.sequence_length, target.max_length) - answer
+        fitting = [i for i, ids in enumerate(rendered) if len(ids) <= room]
+        if not fitting:
+            raise UserError(
+                f"none of the {len(conversations)} {split} conversations fits data.sequence_length="
+                f"{self.sequence_length} with {answer} tokens of answer: raise it or lower data.max_new_tokens"
+            )
+        examples: list[Example]
+        unfinished = 0
+        if self.regenerate:
+            prompts = [rendered[i] for i in fitting]
+            description = f"target answers {split} prompts"
+            responses = regenerate(target, prompts, self.generation, self.cache_dir, description)
+            examples = [example_from_ids(p, r) for p, r in zip(prompts, responses, strict=True)]
+            unfinished = sum(response[-1] not in target.eos_token_ids for response in responses)
+        else:
+            examples = [self._example_from_source(target, conversations[i]) for i in fitting]
+        rows, report = pack(examples, min(self.sequence_length, target.max_length))
+        counts = count_supervised(rows, target.vocab_size)
+        return _Split(rows, counts, report, len(conversations) - len(fitting), unfinished)
+
+    def _example_from_source(self, target: "Target", conversation: Conversation) -> Example:
+        if conversation.response is None:
+            raise UserError(
+                f"the conversation {conversation.id} of {self.source.name} has no response: set data.regenerate=true, "
+                "or use conversations that end with the assistant's answer"
+            )
+        return example_from_text(target.tokenizer, conversation.prompt_messages, conversation.response)
+
+    # --- what the data holds ----------------------------------------------------------------------------------------
+
+    @property
+    def response_counts(self) -> Tensor:
+        """How often each token id is to be learned in the training split, ``[V]`` int64."""
+        return self._prepared("train").counts
+
+    def draft_vocabulary(self, size: int | None) -> Tensor:
+        """Sorted target ids ``[Vd]`` for a draft vocabulary of ``size`` (None: all), the end marks among them."""
+        assert self._target is not None
+        return build_draft_vocabulary(self.response_counts, size, self._target.eos_token_ids)
+
+    def coverage(self, vocabulary: Tensor) -> dict[str, float]:
+        """The share of supervised tokens of each split that lies in the draft vocabulary."""
+        return {f"{split}_coverage": coverage(data.counts, vocabulary) for split, data in self._splits.items()}
+
+    def evaluation_prompts(self, split: str, limit: int | None = None, max_new_tokens: int = 128) -> list[list[int]]:
+        """Token ids of prompts to decode: a fair sample of those that leave room for ``max_new_tokens``."""
+        if self._target is None:
+            raise RuntimeError("call prepare(target) first")
+        room = self._target.max_length - max_new_tokens
+        found: list[list[int]] = []
+        for conversation in self.source.conversations(split):
+            if limit is not None and len(found) == limit:
+                break
+            ids = prompt_ids(self._target.tokenizer, conversation.prompt_messages)
+            if len(ids) <= room:
+                found.append(ids)
+        if not found:
+            raise UserError(
+                f"no {split} prompt of {self.source.name} leaves room for {max_new_tokens} new tokens in the target's "
+                f"context of {self._target.max_length}: lower max_new_tokens"
+            )
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """The numbers that a run logs about its data."""
+        about: dict[str, Any] = {
+            "source": self.source.name,
+            "regenerated": self.regenerate,
+            "temperatures": list(self.generation.temperatures) if self.regenerate else [],
+            "sequence_length": self.sequence_length,
+        }
+        for split, data in self._splits.items():
+            numbers = asdict(data.report) | {"left_out": data.left_out, "unfinished": data.unfinished}
+            about |= {f"{split}_{name}": value for name, value in numbers.items()}
+        return about
+
+    # --- loaders ----------------------------------------------------------------------------------------------------
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Whole batches in the sampler's order, from where a resumed run left it."""
+        rows = self._prepared("train").rows
+        rank, world_size = self._place()
+        sampler = ResumableSampler(len(PackedRows(rows)), self.batch_size, self.seed, rank, world_size)
+        if self._resume is not None:
+            if self._resume["data"] != self._fingerprint():
+                raise UserError(
+                    "the checkpoint was trained on other data: resume with the data settings of that run, or start anew"
+                )
+            sampler.load_state_dict(self._resume)
+        self._sampler = sampler
+        return DataLoader(
+            PackedRows(rows), self.batch_size, sampler=sampler, num_workers=self.num_workers, collate_fn=_as_it_is
+        )
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """All validation rows, dealt out over the ranks; rows of padding make the shares equal."""
+        rows = self._prepared("validation").rows
+        rank, world_size = self._place()
+        missing = -len(PackedRows(rows)) % (self.batch_size * world_size)
+        rows = _join(rows, padding_rows(missing, rows.input_ids.shape[1]))
+        mine = range(rank, len(PackedRows(rows)), world_size)
+        return DataLoader(
+            PackedRows(rows),
+            self.batch_size,
+            sampler=mine,
+            num_workers=self.num_workers,
+            collate_fn=_as_it_is,
+        )
+
+    # --- resuming ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the stream of batches, as Lightning's loop has counted it; rank-agnostic."""
+        if self._sampler is None or self.trainer is None:
+            return {}
+        # Not "completed": checkpoints are written by hooks that run before Lightning counts that.
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        place = self._sampler.state_dict(self.trainer.current_epoch, progress.processed)
+        return {"data": self._fingerprint()} | place
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue there: takes effect when the training loader is made."""
+        self._resume = state_dict or None
+
+    def _fingerprint(self) -> str:
+        """Of the training rows: equal counts of rows do not make equal data."""
+        return hashlib.sha256(self._prepared("train").rows.input_ids.numpy().tobytes()).hexdigest()[:16]
+
+    def _prepared(self, split: str) -> _Split:
+        if split not in self._splits:
+            raise RuntimeError("call prepare(target) first")
+        return self._splits[split]
+
+    def _place(self) -> tuple[int, int]:
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _join(first: Batch, second: Batch) -> Batch:
+    return Batch(
+        torch.cat([first.input_ids, second.input_ids]),
+        torch.cat([first.position_ids, second.position_ids]),
+        torch.cat([first.document_ids, second.document_ids]),
+        torch.cat([first.loss_mask, second.loss_mask]),
+    )

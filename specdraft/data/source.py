@@ -1,0 +1,119 @@
+"""Where conversations come from.
+
+A source yields the conversations of a split in an order that is fair: shuffled by a hash, the same on every run, so
+that the first N of them are a random sample and a smaller limit takes a prefix of a larger one.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from specdraft.data import stdlib
+from specdraft.errors import UserError
+
+Message = Mapping[str, str]
+
+# 99.5 % of the library's prompts are shorter, and 2,000 characters of Python are some 600 tokens: with room for an
+# answer they fit a context of 1,024.
+MAX_PROMPT_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation to learn from or to continue.
+
+    ``prompt_messages`` end where the answer begins; ``response`` is the answer in the source, None if it has none.
+    """
+
+    id: str
+    category: str
+    prompt_messages: tuple[Message, ...]
+    response: str | None = None
+
+
+class Source(Protocol):
+    """What a data module needs of a source."""
+
+    name: str
+
+    def conversations(self, split: str, limit: int | None = None) -> list[Conversation]:
+        """The conversations of a split, in a fixed and fair order, at most ``limit``."""
+
+
+@dataclass(frozen=True)
+class PythonStdlib:
+    """Documented functions of the running interpreter's own standard library.
+
+    The user gives signature and docstring, the assistant the body; the category is ``function`` or ``method``.
+    Splits are by file. Of equal prompts the first counts, and those of the training split are not held out again:
+    the library copies some functions from file to file.
+    """
+
+    include_tests: bool = False
+    root: str | None = None
+    name = "python-stdlib"
+
+    def conversations(self, split: str, limit: int | None = None) -> list[Conversation]:
+        """The conversations of a split, in a fixed and fair order, at most ``limit``. Raises UserError."""
+        check_split(split)
+        if limit is not None and limit < 1:
+            raise UserError(f"the limit of conversations is {limit}: expected a positive number, or null for all")
+        found = _split_conversations(self.root, self.include_tests, split)
+        if not found:
+            where = self.root or "the standard library"
+            raise UserError(f"{where} has no documented functions in its {split} split: expected Python source files")
+        return list(found[:limit])
+
+    def prompts(self, split: str, limit: int | None = None) -> list[Conversation]:
+        """Conversations for evaluation: those whose prompts leave room for an answer in a context of 1,024 tokens."""
+        short = [c for c in self.conversations(split) if _characters(c) <= MAX_PROMPT_CHARACTERS]
+        return short[:limit]
+
+
+def check_split(split: str) -> None:
+    """Raise UserError for an unknown split."""
+    if split not in stdlib.SPLITS:
+        raise UserError(f"the split {split!r} is unknown: expected one of {', '.join(stdlib.SPLITS)}")
+
+
+def fair_order(conversations: Sequence[Conversation]) -> list[Conversation]:
+    """The conversations shuffled by a hash of their ids."""
+    return sorted(conversations, key=lambda c: hashlib.sha256(c.id.encode()).digest())
+
+
+def _characters(conversation: Conversation) -> int:
+    return sum(len(message["content"]) for message in conversation.prompt_messages)
+
+
+@cache  # parsing the library takes seconds, and a run asks for several splits
+def _split_conversations(root: str | None, include_tests: bool, split: str) -> tuple[Conversation, ...]:
+    taken: set[str] = set()
+    if split != "train":
+        taken = {c.prompt_messages[0]["content"] for c in _split_conversations(root, include_tests, "train")}
+    found: list[Conversation] = []
+    for function in _functions(root, include_tests, split):
+        if function.prompt not in taken:
+            taken.add(function.prompt)
+            found.append(_conversation(function))
+    return tuple(fair_order(found))
+
+
+def _functions(root: str | None, include_tests: bool, split: str) -> Iterator[stdlib.Function]:
+    folder = Path(root) if root else None
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"the folder {root} does not exist: expected a folder with Python files, or null")
+    for path in stdlib.files(folder):
+        if stdlib.split_of(path) == split and (include_tests or not stdlib.is_test(path)):
+            yield from stdlib.functions(stdlib.read(path, folder), path)
+
+
+def _conversation(function: stdlib.Function) -> Conversation:
+    return Conversation(
+        id=f"{function.path}:{function.line}:{function.name}",
+        category="method" if function.is_method else "function",
+        prompt_messages=({"role": "user", "content": function.prompt},),
+        response=function.body,
+    )

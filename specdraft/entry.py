@@ -1,0 +1,76 @@
+"""What the entry points share: foreseeable failures end in one sentence and a non-zero exit status."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import ConfigCompositionException, HydraException, InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from specdraft.errors import UserError
+
+INTERRUPTED = 130  # what shells expect after Ctrl-C
+
+
+def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Like ``hydra.main`` for ``conf/name.yaml``; bad input prints ``error: ...`` and exits 2, Ctrl-C exits 130."""
+
+    def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
+        # Reported inside, because Hydra prints all overrides once a job has raised, and outside, for what Hydra raises.
+        job = hydra.main(version_base=None, config_path=str(conf), config_name=name)(_reported(task))
+        return _reported(job)
+
+    return decorate
+
+
+def _reported(function: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> None:
+        # Makes Hydra hand its errors to us instead of printing them over several lines.
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+        try:
+            function(*args)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(INTERRUPTED)
+        except Exception as error:
+            sentence = explain(error)
+            if sentence is None:
+                raise
+            print(f"error: {sentence}", file=sys.stderr)
+            sys.exit(2)
+
+    return wrapped
+
+
+def explain(error: BaseException) -> str | None:
+    """The sentence for a foreseeable error, else None."""
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ConfigCompositionException) and "Could not override" in message:
+        key = message.split("'")[1] if "'" in message else message
+        return f"unknown config key {key!r}: the config has no such key; --help and --cfg job show what there is"
+    if isinstance(error, InstantiationException):
+        return str(error.__cause__) if isinstance(error.__cause__, UserError) else f"bad configuration: {message}"
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return f"bad configuration: {message}"
+    if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno is not None:
+        return f"cannot use {error.filename} ({error.strerror}): choose another path or change its permissions"
+    return None
+
+
+def build(config: Any, *args: Any, **kwargs: Any) -> Any:
+    """``hydra.utils.instantiate``, except that a UserError inside stays a UserError."""
+    try:
+        return instantiate(config, *args, **kwargs)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from error
+        raise

@@ -1,0 +1,233 @@
+"""Measure a drafter by really decoding with it, beside the same loop without it."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling
+from specdraft.errors import UserError
+from specdraft.evaluation import environment
+from specdraft.evaluation.distinctness import distinct_ngrams
+from specdraft.evaluation.prompts import Prompt, check_lengths, encode
+from specdraft.evaluation.results import Request, Result, summarize
+from specdraft.files import atomic_file
+
+if TYPE_CHECKING:
+    from specdraft.decoding.decoder import Generation
+    from specdraft.drafters.base import Drafter
+    from specdraft.targets import Target
+
+_BASELINE = ""  # never a drafter's name
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How to decode. ``num_draft_tokens`` is K; every temperature is measured on every prompt."""
+
+    num_draft_tokens: int = 5
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int = 128
+    seed: int = 0
+
+    @classmethod
+    def from_config(cls, decoding: Mapping[str, Any], seed: int = 0) -> "EvaluationSettings":
+        """From the ``decoding`` group of a configuration, where ``temperature`` is a number or a list of numbers.
+
+        Raises UserError for values that cannot be decoded with.
+        """
+        options = dict(decoding)
+        temperature = options.pop("temperature")
+        temperatures = (
+            temperature if isinstance(temperature, Sequence) and not isinstance(temperature, str) else [temperature]
+        )
+        return cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
+
+    def __post_init__(self) -> None:
+        for name, least, why in (
+            ("num_draft_tokens", 1, "drafted token a round"),
+            ("max_new_tokens", 2, "new tokens, as the first of an answer is never drafted"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UserError(f"decoding.{name} is {value}: expected at least {least} {why}")
+        if not self.temperatures:
+            raise UserError("decoding.temperature is an empty list: expected a number or a list of numbers")
+        for temperature in self.temperatures:
+            if not isinstance(temperature, int | float):
+                raise UserError(f"decoding.temperature is {temperature!r}: expected a number or a list of numbers")
+            self.sampling(temperature)
+
+    def sampling(self, temperature: float) -> Sampling:
+        """The sampling settings at one of the temperatures."""
+        return Sampling(temperature, self.top_k, self.top_p)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All results, and what a reader needs to trust or repeat them. ``results[0]`` is the drafter under test."""
+
+    settings: dict[str, Any]
+    results: list[Result]
+    categories: list[Result]
+    distinct_4gram: dict[float, float]  # by temperature, of the baseline's generations
+    machine: dict[str, Any] = field(default_factory=environment.machine)
+    versions: dict[str, str] = field(default_factory=environment.versions)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def at(self, temperature: float) -> list[Result]:
+        """The results at one temperature, the drafter under test first."""
+        return [result for result in self.results if result.temperature == temperature]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; numbers that are undefined are None."""
+        return _without_nan(
+            {
+                "created": self.created,
+                "settings": self.settings,
+                "machine": self.machine,
+                "versions": self.versions,
+                "baseline": [
+                    {
+                        "temperature": temperature,
+                        "distinct_4gram": share,
+                        "tokens": alone.baseline_tokens,
+                        "tokens_per_second": alone.baseline_tokens_per_second,
+                        "target_step_seconds": alone.target_step_seconds,
+                    }
+                    for temperature, share in self.distinct_4gram.items()
+                    for alone in self.at(temperature)[:1]
+                ],
+                "results": [result.to_dict() for result in self.results],
+                "categories": [result.to_dict() for result in self.categories],
+            }
+        )
+
+    def write_json(self, path: Path) -> Path:
+        """Write ``to_dict()`` to ``path``; the file is whole or absent."""
+        with atomic_file(path) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        return path
+
+
+def evaluate(
+    target: "Target",
+    drafter: "Drafter",
+    prompts: Sequence[Prompt],
+    settings: EvaluationSettings = EvaluationSettings(),
+    compare: "Mapping[str, Drafter] | None" = None,
+    notes: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Decode all prompts without drafting, with ``drafter`` and with each drafter of ``compare``, at each temperature.
+
+    The ways of decoding take turns on every prompt, the first place rotating, so that a machine that slows down or
+    speeds up does so for all of them. In a conversation of several turns every way continues the baseline's answers:
+    all decode the same token ids. ``notes`` are added to the recorded settings (benchmark, checkpoint, ...).
+
+    Raises UserError if there are no prompts or one does not fit the context, before anything is decoded.
+    """
+    check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
+    drafters = {_name(drafter): drafter, **(compare or {})}
+    for each in drafters.values():
+        each.eval()
+    results: list[Result] = []
+    categories: list[Result] = []
+    distinctness: dict[float, float] = {}
+    names = sorted({prompt.category for prompt in prompts})
+    total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
+    with tqdm(total=total, desc="evaluating", unit="request", disable=not progress) as bar:
+        for temperature in settings.temperatures:
+            requests = _decode(target, drafters, prompts, settings, temperature, bar)
+            baseline = [request.baseline.tokens for request in next(iter(requests.values()))]
+            distinctness[temperature] = distinct_ngrams(baseline, 4)
+            for name, rows in requests.items():
+                results.append(summarize(rows, name, temperature, settings.num_draft_tokens, seed=settings.seed))
+                for category in names if len(names) > 1 else ():
+                    chosen = [row for row in rows if row.category == category]
+                    categories.append(
+                        summarize(chosen, name, temperature, settings.num_draft_tokens, category, settings.seed)
+                    )
+    recorded = {
+        **asdict(settings),
+        "temperatures": list(settings.temperatures),
+        "draft_tree": f"chain of {settings.num_draft_tokens}",
+        "prompts": len(prompts),
+        "target": asdict(target.identity),
+        "chat_template_hash": template_hash(target.tokenizer),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        **(notes or {}),
+    }
+    return Evaluation(recorded, results, categories, distinctness)
+
+
+def template_hash(tokenizer: Any) -> str | None:
+    """A hash of the chat template: another template at evaluation than in training lowers acceptance silently."""
+    template = getattr(tokenizer, "chat_template", None)
+    return None if not template else hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _decode(
+    target: "Target",
+    drafters: "Mapping[str, Drafter]",
+    prompts: Sequence[Prompt],
+    settings: EvaluationSettings,
+    temperature: float,
+    bar: "tqdm[Any]",
+) -> dict[str, list[Request]]:
+    sampling = settings.sampling(temperature)
+    decoders = {
+        name: Decoder(target, drafter, settings.num_draft_tokens, sampling)
+        for name, drafter in {_BASELINE: None, **drafters}.items()
+    }
+    ways = list(decoders)
+    warm_up = encode(target.tokenizer, prompts[0].opening)
+    for name in ways:  # the first passes allocate buffers and choose kernels
+        decoders[name].generate(warm_up, min(_WARM_UP_TOKENS, settings.max_new_tokens), settings.seed)
+    requests: dict[str, list[Request]] = {name: [] for name in drafters}
+    number = 0
+    for index, prompt in enumerate(prompts):
+        messages = list(prompt.opening)
+        for turn in range(1 + len(prompt.follow_ups)):
+            ids = encode(target.tokenizer, messages)
+            first = number % len(ways)
+            generations: dict[str, Generation] = {
+                name: decoders[name].generate(ids, settings.max_new_tokens, settings.seed + number)
+                for name in ways[first:] + ways[:first]
+            }
+            baseline = generations[_BASELINE]
+            for name in drafters:
+                requests[name].append(Request(index, prompt.category, baseline, generations[name]))
+            if turn < len(prompt.follow_ups):
+                answer = target.tokenizer.decode(baseline.tokens, skip_special_tokens=True)
+                messages += [
+                    {"role": "assistant", "content": answer},
+                    {"role": "user", "content": prompt.follow_ups[turn]},
+                ]
+            number += 1
+            bar.update()
+    return requests
+
+
+def _name(drafter: "Drafter") -> str:
+    """``PromptLookup`` -> ``prompt_lookup``: the word of the command line and of the JSON file."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(drafter).__name__).lower()
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and value != value else value

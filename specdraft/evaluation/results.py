@@ -1,0 +1,180 @@
+"""From timed generations to the numbers that are reported: pure functions, no model in sight.
+
+P = prompts, R = resamples. Definitions of acceptance are those of ``specdraft.decoding.metrics``. Here also:
+
+- *tokens per second* = emitted tokens / (prefill + decoding time), counted alike with and without drafting: ids, cut at
+  the end of text and at the requested length.
+- *speedup* = tokens per second with drafting / without, same loop, prompts and sampling.
+- *cost ratio* c = draft step time / target step time. The draft step is everything the drafter costs in a round over K;
+  the target step is a round of the baseline, a forward pass over one token.
+- *modelled speedup* = tau / (1 + K * c): what the measured acceptance and cost would give if verifying K + 1 tokens
+  cost the target no more than decoding one. *verification cost ratio* says how far that is from true.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.evaluation.bootstrap import Interval, bootstrap_interval
+
+if TYPE_CHECKING:
+    from specdraft.decoding.decoder import Generation
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer, decoded with and without drafting from the same token ids. ``prompt`` numbers the conversation."""
+
+    prompt: int
+    category: str
+    baseline: "Generation"
+    drafted: "Generation"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % bootstrap interval over prompts (None below two prompts)."""
+
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one drafter did at one temperature, over all prompts or over one category."""
+
+    drafter: str
+    temperature: float
+    category: str | None
+    prompts: int
+    requests: int
+    counts: AcceptanceCounts
+    acceptance_length: Estimate
+    acceptance_length_per_request: Estimate
+    tokens: int
+    tokens_per_second: float
+    baseline_tokens: int
+    baseline_tokens_per_second: float
+    speedup: Estimate
+    draft_step_seconds: float
+    target_step_seconds: float
+    cost_ratio: float
+    verification_cost_ratio: float
+    modelled_speedup: float
+    differing_requests: int | None
+
+    @property
+    def identical_tokens(self) -> bool | None:
+        """Whether drafting changed no token; None when sampling, where only the distribution stays the same."""
+        return None if self.differing_requests is None else self.differing_requests == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat and JSON-able; intervals are ``[low, high]`` beside their value."""
+        flat: dict[str, Any] = {"drafter": self.drafter, "temperature": self.temperature}
+        if self.category is not None:
+            flat["category"] = self.category
+        flat |= {"prompts": self.prompts, "requests": self.requests}
+        for name in ("acceptance_length", "acceptance_length_per_request", "speedup"):
+            estimate: Estimate = getattr(self, name)
+            flat[name] = estimate.value
+            flat[f"{name}_interval"] = None if estimate.interval is None else list(estimate.interval)
+        counts = self.counts.to_dict()
+        flat |= {name: value for name, value in counts.items() if name != "acceptance_length"}
+        for name in (
+            "tokens",
+            "tokens_per_second",
+            "baseline_tokens",
+            "baseline_tokens_per_second",
+            "draft_step_seconds",
+            "target_step_seconds",
+            "cost_ratio",
+            "verification_cost_ratio",
+            "modelled_speedup",
+            "identical_tokens",
+            "differing_requests",
+        ):
+            flat[name] = getattr(self, name)
+        return flat
+
+
+def seconds(generation: "Generation") -> float:
+    """Wall-clock time of a request, prefill included."""
+    return generation.prefill_seconds + generation.decode_seconds
+
+
+def summarize(
+    requests: Sequence[Request],
+    drafter: str,
+    temperature: float,
+    num_draft_tokens: int,
+    category: str | None = None,
+    seed: int = 0,
+) -> Result:
+    """Reduce the requests of one drafter at one temperature (and one category) to a result."""
+    counts = AcceptanceCounts(num_draft_tokens)
+    names = ("accepted", "rounds", "tau", "with_rounds", "tokens", "seconds", "baseline_tokens", "baseline_seconds")
+    sums = {prompt: dict.fromkeys(names, 0.0) for prompt in sorted({request.prompt for request in requests})}
+    for request in requests:
+        own = AcceptanceCounts(num_draft_tokens).add(request.drafted)
+        counts = counts + own
+        row = sums[request.prompt]
+        row["accepted"] += own.accepted
+        row["rounds"] += own.rounds
+        if own.rounds:  # an answer that ended with its first token was never verified
+            row["tau"] += own.acceptance_length
+            row["with_rounds"] += 1
+        row["tokens"] += len(request.drafted.tokens)
+        row["seconds"] += seconds(request.drafted)
+        row["baseline_tokens"] += len(request.baseline.tokens)
+        row["baseline_seconds"] += seconds(request.baseline)
+    columns = torch.tensor([[row[name] for name in names] for row in sums.values()], dtype=torch.float64)  # [P, C]
+
+    def estimate(statistic: Callable[[dict[str, Tensor]], Tensor]) -> Estimate:
+        def of_sums(table: Tensor) -> Tensor:  # [R, C] -> [R]
+            return statistic(dict(zip(names, table.unbind(-1), strict=True)))
+
+        return Estimate(of_sums(columns.sum(0, keepdim=True)).item(), bootstrap_interval(columns, of_sums, seed=seed))
+
+    total = dict(zip(names, columns.sum(0).tolist(), strict=True))
+    draft_seconds = sum(request.drafted.draft_seconds for request in requests)
+    target_step = _divide(
+        sum(request.baseline.decode_seconds for request in requests),
+        sum(len(request.baseline.tokens) - 1 for request in requests),  # a round emits one token
+    )
+    draft_step = _divide(draft_seconds, counts.rounds * num_draft_tokens)
+    verification_step = _divide(
+        sum(request.drafted.decode_seconds for request in requests) - draft_seconds, counts.rounds
+    )
+    cost_ratio = _divide(draft_step, target_step)
+    return Result(
+        drafter=drafter,
+        temperature=temperature,
+        category=category,
+        prompts=len(sums),
+        requests=len(requests),
+        counts=counts,
+        acceptance_length=estimate(lambda s: 1 + s["accepted"] / s["rounds"]),
+        acceptance_length_per_request=estimate(lambda s: s["tau"] / s["with_rounds"]),
+        tokens=int(total["tokens"]),
+        tokens_per_second=_divide(total["tokens"], total["seconds"]),
+        baseline_tokens=int(total["baseline_tokens"]),
+        baseline_tokens_per_second=_divide(total["baseline_tokens"], total["baseline_seconds"]),
+        speedup=estimate(lambda s: (s["tokens"] / s["seconds"]) / (s["baseline_tokens"] / s["baseline_seconds"])),
+        draft_step_seconds=draft_step,
+        target_step_seconds=target_step,
+        cost_ratio=cost_ratio,
+        verification_cost_ratio=_divide(verification_step, target_step),
+        modelled_speedup=counts.acceptance_length / (1 + num_draft_tokens * cost_ratio),
+        differing_requests=(
+            sum(request.drafted.tokens != request.baseline.tokens for request in requests) if temperature == 0 else None
+        ),
+    )
+
+
+def _divide(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan

@@ -1,0 +1,1 @@
+"""Training: the LightningModule, its callbacks (live acceptance, checkpoints), strategies, and the planner."""

@@ -1,0 +1,95 @@
+"""Arithmetic and memory of training, from the sizes of the modules alone.
+
+H = hidden size, A = heads * head size, T = tokens in a row, S = training-time-test steps, n = parameters.
+
+One multiply-add is 2 FLOPs. A weight costs 2 FLOPs per token forward and 4 backward (gradients of weight and input).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+_EXPERT = re.compile(r"\bexperts\b")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of a module: all, those that a token passes through, and attention's width A times its layers."""
+
+    total: int
+    active: int
+    attention: int
+
+
+def target_sizes(model: nn.Module, config: Any) -> Sizes:
+    """Sizes of a target. Embedding rows cost no arithmetic; of a mixture only the chosen experts do."""
+    chosen, experts = getattr(config, "num_experts_per_tok", None), _num_experts(config)
+    share = chosen / experts if chosen and experts else 1.0
+    embedding = model.get_input_embeddings().weight.numel()  # type: ignore[operator]
+    total = sum(parameter.numel() for parameter in model.parameters())
+    tied = getattr(config, "tie_word_embeddings", False)
+    active = sum(p.numel() * (share if _EXPERT.search(name) else 1.0) for name, p in model.named_parameters())
+    active -= 0 if tied else embedding  # tied: the same matrix is the LM head, which does work
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Sizes(total, int(active), heads * head_dim * config.num_hidden_layers)
+
+
+def _num_experts(config: Any) -> int | None:
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if getattr(config, name, None):
+            return int(getattr(config, name))
+    return None
+
+
+def target_forward_flops(sizes: Sizes, row_length: int) -> float:
+    """FLOPs per token of the target's forward with its LM head; a token sees half the row on average."""
+    return 2.0 * sizes.active + 2.0 * sizes.attention * row_length
+
+
+def eagle3_training_flops(drafter: nn.Module, row_length: int) -> tuple[float, float]:
+    """FLOPs per token of an EAGLE-3 head, (forward, backward), if every position is supervised.
+
+    The fusion runs once, and its inputs need no gradient; everything else runs once per step.
+    """
+    matrices = {name: p.numel() for name, p in drafter.named_parameters() if p.ndim == 2}
+    fusion = matrices["fc.weight"]
+    per_step = sum(matrices.values()) - fusion
+    width = matrices["midlayer.self_attn.o_proj.weight"] // drafter.config()["hidden_size"]
+    steps = drafter.ttt_steps  # type: ignore[union-attr]
+    attention = 2.0 * width * row_length
+    forward = 2.0 * fusion + steps * (2.0 * per_step + attention)
+    backward = 2.0 * fusion + steps * (4.0 * per_step + 2.0 * attention)
+    return forward, backward
+
+
+def eagle3_activation_bytes(drafter: nn.Module, tokens: int, element: int) -> float:
+    """Bytes that one step keeps for backward, an estimate: the layer's inputs at every step, plus a chunk of logits."""
+    config = drafter.config()  # type: ignore[operator]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    attention = (config["num_attention_heads"] + 2 * config["num_key_value_heads"]) * config["head_dim"]
+    # residuals, norms and their fp32 copies, [norm(e), norm(g)], q k v and rotated q k, attention out, gated MLP
+    per_row = 14 * hidden + 2 * attention + 4 * inner
+    chunk = 128 * 32_768 * 4 * 4
+    return float(
+        config["ttt_steps"] * per_row * tokens * element + len(config["layers"]) * hidden * tokens * element + chunk
+    )
+
+
+def state_bytes(parameters: int, stage: int | None, devices: int, mixed: bool) -> dict[str, float]:
+    """Bytes per device of the drafter's weights, gradients and optimizer states under ZeRO ``stage`` (None: no ZeRO).
+
+    AdamW keeps two fp32 moments. Mixed precision keeps fp32 masters and 2-byte working copies.
+    """
+    n, shard = float(parameters), max(1, devices)
+    if stage is None:
+        return {"weights": (6 if mixed else 4) * n, "gradients": 4 * n, "optimizer": 8 * n}
+    element = 2 if mixed else 4
+    masters = 4 if mixed else 0
+    return {
+        "weights": element * n / (shard if stage >= 3 else 1),
+        "gradients": element * n / (shard if stage >= 2 else 1),
+        "optimizer": (8 + masters) * n / (shard if stage >= 1 else 1),
+    }

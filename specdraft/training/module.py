@@ -1,0 +1,212 @@
+"""The LightningModule: one frozen target, one drafter, counted metrics.
+
+B = batch, T = tokens.
+
+The drafter is the only registered submodule. The target is kept outside: no gradient, no optimizer state, no
+checkpoint, no strategy ever sees it (a registered frozen target is saved again with every ZeRO-2 checkpoint).
+"""
+
+import dataclasses
+import hashlib
+import json
+import time
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from torch import Tensor
+
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.batch import Batch
+from specdraft.errors import UserError
+from specdraft.targets import Features, Target
+from specdraft.training.counting import Counts, ratios
+from specdraft.training.schedule import OptimizerSettings
+
+
+def log_interval(trainer: Trainer) -> int:
+    """Optimizer steps between two logged lines."""
+    return max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]  # set by Lightning's logger connector
+
+
+class Stopwatch:
+    """Seconds spent training; decoding and validation in between are left out."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop counting until the next ``start``."""
+        if self._since is not None:
+            self._seconds += time.perf_counter() - self._since
+            self._since = None
+
+    def lap(self) -> float:
+        """Seconds counted since the last lap."""
+        self.pause()
+        self.start()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+class DrafterModule(LightningModule):
+    """Trains ``drafter`` on the hidden states of ``target``.
+
+    ``describe`` is saved with every checkpoint as plain containers: a DictConfig would break ``torch.load``.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: Target,
+        optimizer: OptimizerSettings,
+        describe: dict[str, Any] | None = None,
+    ) -> None:
+        """Keep the target unregistered; it moves to the device when fitting starts."""
+        super().__init__()
+        self.drafter = drafter
+        self.target: Target
+        object.__setattr__(self, "target", target)
+        self.settings = optimizer
+        self.save_hyperparameters({"run": describe or {}})
+        self.stopwatch = Stopwatch()
+        self._training = Counts()
+        self._validation = Counts()
+        self._step_values: dict[str, float] = {}
+        self._logged_step = 0
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Loss of one packed batch. Raises UserError if it is not finite: the weights are still those before it."""
+        loss, metrics = self._loss(batch)
+        if not torch.isfinite(loss):
+            raise UserError(
+                f"the training loss is {loss.item()} at step {self.global_step} (batch {batch_idx}): expected a finite "
+                "number; lower model.optimizer.learning_rate, or check the data and the target's dtype"
+            )
+        self._training.add(metrics)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """The same counts on held-out batches."""
+        loss, metrics = self._loss(batch)
+        if not torch.isfinite(loss):
+            raise UserError(f"the validation loss is {loss.item()} in batch {batch_idx}: expected a finite number")
+        self._validation.add(metrics)
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.no_grad():
+            features: Features = self.target.features(batch.input_ids, batch.position_ids, self.drafter.layers)
+        result = self.drafter.training_loss(batch, features, self.target)
+        counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}
+        # The loss is a mean over rows; a batch without a supervised row weighs nothing.
+        rows = counts.get("step_0/row_total", torch.zeros(()))
+        return result.loss, counts | {"loss_sum": result.loss.detach() * rows, "loss_total": rows}
+
+    # --- logging ----------------------------------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Bring the target to this rank's device."""
+        self.target.to(self.device)
+
+    def on_train_start(self) -> None:
+        """Start the clock."""
+        self.stopwatch.start()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep the learning rate and the gradient norm before clipping of a step that will be logged."""
+        if (self.trainer.global_step + 1) % log_interval(self.trainer):
+            return
+        self._step_values["train/learning_rate"] = optimizer.param_groups[0]["lr"]
+        gradients = [parameter.grad for parameter in self.drafter.parameters() if parameter.grad is not None]
+        if gradients:  # DeepSpeed keeps them to itself
+            self._step_values["train/grad_norm"] = torch.nn.utils.get_total_norm(gradients).item()
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Log the counts of the last ``log_every_n_steps`` steps, reduced over ranks."""
+        step = self.trainer.global_step
+        if step % log_interval(self.trainer) or step == self._logged_step:
+            return
+        self._logged_step = step
+        counts = self._training.take(self._gather)
+        values = {f"train/{name}": value for name, value in ratios(counts).items()}
+        values["train/tokens_per_second"] = counts["tokens_total"] / self.stopwatch.lap()
+        values |= self._step_values
+        engine = getattr(self.trainer.strategy, "deepspeed_engine", None)
+        if engine is not None and engine.get_global_grad_norm() is not None:
+            values["train/grad_norm"] = float(engine.get_global_grad_norm())
+        self.publish(values)
+
+    def on_validation_start(self) -> None:
+        """Validation is not training time."""
+        self.stopwatch.pause()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the counts of the whole validation split."""
+        counts = self._validation.take(self._gather)
+        self.publish({f"validation/{name}": value for name, value in ratios(counts).items()})
+
+    def on_validation_end(self) -> None:
+        """Training time counts again."""
+        self.stopwatch.start()
+
+    def publish(self, values: dict[str, float]) -> None:
+        """Send values to every logger, at the number of optimizer steps done, and to callbacks and progress bar.
+
+        Lightning's own forwarding drops what is logged between two multiples of ``log_every_n_steps``.
+        """
+        self.log_dict(values, logger=False, batch_size=1)
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=self.trainer.global_step)
+
+    def _gather(self, values: dict[str, float]) -> list[dict[str, float]]:
+        if self.trainer.world_size == 1:
+            return [values]
+        everywhere: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(everywhere, values)
+        return everywhere
+
+    # --- optimizer and checkpoints ----------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> Any:
+        """AdamW with the warm-up and cosine schedule over ``trainer.max_steps``."""
+        max_steps = self.trainer.max_steps
+        optimizer = self.settings.build(self.drafter)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.settings.ratio(step, max_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note what the weights belong to."""
+        checkpoint["specdraft"] = self._belonging()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Raises UserError if the checkpoint was trained for another target, architecture or draft vocabulary.
+
+        A draft vocabulary that drifts on resume keeps the loss curve and ruins acceptance.
+        """
+        saved, ours = checkpoint.get("specdraft", {}), self._belonging()
+        for key, value in ours.items():
+            if saved.get(key) != value:
+                raise UserError(
+                    f"cannot resume: {key} is {saved.get(key)} in the checkpoint and {value} in this run; "
+                    "resume with the model, target and data of that run, or start anew without resume="
+                )
+
+    def _belonging(self) -> dict[str, Any]:
+        """Plain values only: DeepSpeed and ``torch.load(weights_only=True)`` both read them back."""
+        digest = hashlib.sha256()
+        for name, buffer in sorted(self.drafter.named_buffers()):
+            if name in ("d2t", "t2d"):
+                digest.update(buffer.cpu().numpy().tobytes())
+        # Flat, so that the first difference can be named in a sentence.
+        return {
+            **{f"target {key}": value for key, value in dataclasses.asdict(self.target.identity).items()},
+            **{f"drafter {key}": value for key, value in json.loads(json.dumps(self.drafter.config())).items()},
+            "draft vocabulary hash": digest.hexdigest()[:16],
+        }

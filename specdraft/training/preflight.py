@@ -1,0 +1,56 @@
+"""What can fail is checked before any work: settings, the target's presence, memory, the output directory."""
+
+from pathlib import Path
+
+import psutil
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from specdraft.errors import UserError
+from specdraft.files import make_directory
+from specdraft.training.blueprint import target_config
+from specdraft.training.plan import Plan, make_plan
+from specdraft.training.strategies import uses_gpus
+
+
+def check_settings(config: DictConfig) -> None:
+    """Raises UserError for a number that no run can use."""
+    for key, least, meaning in (
+        ("trainer.max_steps", 1, "the number of optimizer steps"),
+        ("trainer.accumulate_grad_batches", 1, "batches per optimizer step"),
+        ("live.max_new_tokens", 2, "as the first token of an answer is never drafted"),
+        ("live.prompts", 1, "the prompts decoded by each live measurement"),
+        ("live.every_n_steps", 0, "0 measures after the last step only"),
+        ("checkpoint.every_n_steps", 0, "0 saves with the live measurements only"),
+    ):
+        value = OmegaConf.select(config, key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(f"{key} is {value}: expected a whole number of at least {least}, {meaning}")
+
+
+def engine_config(conf: Path, name: str) -> DictConfig:
+    """The options of the serving engine ``name``. Raises UserError for one that is not in ``conf/engine``."""
+    path = conf / "engine" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
+        raise UserError(f"export={name} is unknown: expected {known}, or null for none")
+    config = OmegaConf.load(path)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def check_before_work(config: DictConfig, directory: Path) -> Plan:
+    """Raises UserError if the run cannot start: bad settings, no target, too little memory, no place to write."""
+    check_settings(config)
+    make_directory(directory)
+    plan = make_plan(config, target_config(config.target), "its own configuration")
+    gpus = uses_gpus(config.trainer.accelerator)
+    free = torch.cuda.mem_get_info()[0] if gpus else psutil.virtual_memory().available // max(1, plan.devices)
+    if plan.memory_per_device > free:
+        place = "each GPU" if gpus else "this machine's memory"
+        raise UserError(
+            f"the target {config.target.name} with its drafter needs about {plan.memory_per_device / 1e9:.1f} GB, "
+            f"{place} has {free / 1e9:.1f} GB free: choose a smaller target or data.batch_size, or a larger machine "
+            "(plan=true shows what takes how much)"
+        )
+    return plan

@@ -1,0 +1,25 @@
+"""Harmless advice that would hide what matters on a terminal."""
+
+import logging
+import warnings
+
+from transformers.utils import logging as transformers_logging
+
+_HARMLESS = (
+    r".*does not have many workers.*",  # packed rows lie in memory
+    r".*isinstance\(treespec, LeafSpec\).*",  # inside Lightning
+    r"The dirpath has changed from.*",  # a resumed run has a directory of its own; the best head is brought along
+    r".*ended before the epoch ended and your dataloader is not resumable.*",  # the data module resumes it
+    r".*Checkpoint directory .* exists and is not empty.*",
+    r".*Experiment logs directory .* exists and is not empty.*",
+    r"Starting from v1\.9\.0, `tensorboardX`.*",
+)
+
+
+def quiet() -> None:
+    """Hide Lightning's banners and the warnings above; everything else still shows."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    transformers_logging.disable_progress_bar()  # of loading weights
+    for message in _HARMLESS:
+        warnings.filterwarnings("ignore", message=message)

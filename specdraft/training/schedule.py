@@ -1,0 +1,51 @@
+"""The optimizer and the learning rate: AdamW, linear warm-up, then a cosine down to a fraction of the peak."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from specdraft.errors import UserError
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW and its schedule. ``warmup_steps`` below 1 is a fraction of all steps.
+
+    ``final_ratio`` is the last learning rate divided by ``learning_rate``, the peak.
+    """
+
+    learning_rate: float = 1e-4
+    warmup_steps: float = 0.02
+    final_ratio: float = 0.1
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise UserError(f"model.optimizer.learning_rate is {self.learning_rate}: expected a positive number")
+
+    def ratio(self, step: int, max_steps: int) -> float:
+        """Learning rate of update ``step`` (from 0) as a fraction of the peak."""
+        warmup = self.warmup_steps * max_steps if self.warmup_steps < 1 else self.warmup_steps
+        if step + 1 < warmup:
+            return (step + 1) / warmup
+        progress = min(1.0, (step + 1 - warmup) / max(1.0, max_steps - warmup))
+        return self.final_ratio + (1 - self.final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    def build(self, module: nn.Module) -> torch.optim.Optimizer:
+        """AdamW over the trainable parameters; norms (vectors) are not decayed."""
+        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
+        vectors = [parameter for parameter in trainable if parameter.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=self.learning_rate,
+            betas=(self.beta1, self.beta2),
+        )

@@ -1,0 +1,78 @@
+"""Where the drafter's parameters, gradients and optimizer states live.
+
+The target is not the strategy's business: it is never registered, so no strategy shards, saves or optimizes it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+
+from specdraft.errors import UserError
+
+# DeepSpeed's default buckets (200M elements) are larger than most drafters; these keep buffers in proportion.
+_BUCKET = 50_000_000
+
+
+class PortableDeepSpeedStrategy(DeepSpeedStrategy):
+    """Lightning's DeepSpeed strategy, which also runs on CPUs over gloo; the CUDA path is untouched."""
+
+    def setup_environment(self) -> None:
+        """Set the ranks up; on CPUs as DDP does, because Lightning refuses DeepSpeed there by a check of its own."""
+        if not isinstance(self.accelerator, CPUAccelerator):
+            super().setup_environment()
+            return
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        # DeepSpeed fails on a device without an index.
+        self.parallel_devices = [torch.device("cpu", i) for i in range(len(self.parallel_devices or ()))]
+        DDPStrategy.setup_environment(self)
+
+
+def single(devices: int | str | list[int] = 1, num_nodes: int = 1) -> str:
+    """One device. Raises UserError if the trainer asks for several."""
+    if _count(devices, default=1) * num_nodes != 1:
+        raise UserError(
+            f"strategy=single trains on one device, but trainer.devices={devices} and trainer.num_nodes={num_nodes}: "
+            "set trainer.devices=1 or choose strategy=ddp or strategy=deepspeed_zero2"
+        )
+    return "auto"
+
+
+def deepspeed(stage: int, **options: Any) -> Strategy:
+    """DeepSpeed ZeRO: stage 1 shards optimizer states, 2 gradients too, 3 parameters too."""
+    options.setdefault("allgather_bucket_size", _BUCKET)
+    options.setdefault("reduce_bucket_size", _BUCKET)
+    if not torch.cuda.is_available():
+        options.setdefault("process_group_backend", "gloo")
+    return PortableDeepSpeedStrategy(stage=stage, **options)
+
+
+def automatic(accelerator: str = "auto", devices: int | str | list[int] = "auto", num_nodes: int = 1) -> Strategy | str:
+    """ZeRO-2 when several GPUs take part, DDP when several CPU processes do, else one device."""
+    trainer = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
+    if world_size(trainer) == 1:
+        return "auto"
+    return deepspeed(stage=2) if uses_gpus(accelerator) else "ddp"
+
+
+def world_size(trainer: Mapping[str, Any]) -> int:
+    """How many devices take part, from the ``trainer`` settings."""
+    default = torch.cuda.device_count() if uses_gpus(trainer["accelerator"]) else 1
+    return _count(trainer["devices"], default) * int(trainer["num_nodes"])
+
+
+def uses_gpus(accelerator: str) -> bool:
+    """Whether training runs on CUDA devices."""
+    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def _count(devices: int | str | Sequence[int], default: int) -> int:
+    if not isinstance(devices, int | str):
+        return len(devices)
+    text = str(devices)
+    if text in ("auto", "-1"):
+        return default
+    return int(text) if text.isdigit() else len([part for part in text.split(",") if part.strip()])

@@ -1,0 +1,44 @@
+"""The benchmark's own parts: contenders that should agree do, and turns are taken fairly."""
+
+import pytest
+import torch
+from common import alternate, median_ratio
+from contenders import ours, reference
+from contenders.problem import Shape, make_problem
+
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "vocab_size": 60,
+    "draft_vocab_size": 40,
+    "tokens": 24,
+    "steps": 4,
+}
+
+
+@pytest.mark.parametrize("first_supervised", [0, 9])
+def test_ours_equals_the_plain_reference_over_optimizer_steps(first_supervised):
+    problem = make_problem(Shape(**SMALL, first_supervised=first_supervised))
+    contenders = [module.build(problem) for module in (ours, reference)]
+    losses = torch.tensor([[contender.step(problem) for _ in range(3)] for contender in contenders])
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
+    assert losses[0, 2] < losses[0, 0]
+
+
+def test_rewinding_gives_the_first_loss_again():
+    problem = make_problem(Shape(**SMALL))
+    contender = reference.build(problem)
+    first = contender.step(problem)
+    contender.step(problem)
+    contender.rewind()
+    assert contender.step(problem) == first
+
+
+def test_contenders_take_turns_and_ratios_are_within_a_round():
+    order = []
+    measured = alternate({name: lambda name=name: order.append(name) or float(len(order)) for name in "AB"}, rounds=3)
+    assert "".join(order) == "ABABAB"
+    assert measured == {"A": [1.0, 3.0, 5.0], "B": [2.0, 4.0, 6.0]}
+    assert median_ratio([2.0, 4.0, 90.0], [1.0, 2.0, 3.0]) == 2.0

@@ -1,0 +1,218 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from specdraft.data.chat import example_from_text, prompt_ids
+from specdraft.data.datamodule import DataModule
+from specdraft.data.source import PythonStdlib
+from specdraft.drafters.batch import Batch
+from specdraft.errors import UserError
+from specdraft.targets import Target
+
+
+def make(library: Path, cache: Path, **options: Any) -> DataModule:
+    defaults: dict[str, Any] = {
+        "sequence_length": 128,
+        "batch_size": 2,
+        "limit": 40,
+        "validation_limit": 7,
+        "max_new_tokens": 8,
+        "generation_batch_size": 16,
+        "cache_dir": str(cache),
+    }
+    return DataModule(PythonStdlib(root=str(library)), **defaults | options)
+
+
+def documents(batch: Batch) -> list[tuple[list[int], list[bool]]]:
+    found = []
+    for row in range(len(batch.input_ids)):
+        for document in range(int(batch.document_ids[row].max()) + 1):
+            inside = batch.document_ids[row] == document
+            found.append((batch.input_ids[row, inside].tolist(), batch.loss_mask[row, inside].tolist()))
+    return found
+
+
+def test_regenerated_documents_are_prompts_and_the_targets_own_answers(
+    target: Target, library: Path, tmp_path: Path
+) -> None:
+    data = make(library, tmp_path)
+    data.prepare(target)
+    conversations = data.source.conversations("validation", 7)
+    prompts = [tuple(prompt_ids(target.tokenizer, c.prompt_messages)) for c in conversations]
+    batches = list(data.val_dataloader())
+    found = [document for batch in batches for document in documents(batch)]
+    assert len(found) == 7
+    for ids, mask in found:
+        assert tuple(ids[: mask.index(True)]) in prompts
+        assert 1 <= sum(mask) <= 8
+        assert all(mask[mask.index(True) :])
+    assert {batch.input_ids.shape for batch in batches} == {(2, 128)}
+
+
+def test_source_responses_can_be_kept(target: Target, library: Path, tmp_path: Path) -> None:
+    data = make(library, tmp_path, regenerate=False)
+    data.prepare(target)
+    expected = [
+        tuple(map(tuple, example_from_text(target.tokenizer, c.prompt_messages, c.response or "")))
+        for c in data.source.conversations("validation", 7)
+    ]
+    found = [(tuple(ids), tuple(mask)) for batch in data.val_dataloader() for ids, mask in documents(batch)]
+    assert sorted(found) == sorted(expected)
+    assert not tmp_path.joinpath("responses").exists()
+
+
+def test_counts_vocabulary_and_description(target: Target, library: Path, tmp_path: Path) -> None:
+    data = make(library, tmp_path, batch_size=1)
+    data.prepare(target)
+    supervised = torch.cat([batch.input_ids[batch.loss_mask] for batch in data.train_dataloader()])
+    assert torch.equal(data.response_counts, torch.bincount(supervised, minlength=target.vocab_size))
+    vocabulary = data.draft_vocabulary(50)
+    assert len(vocabulary) == 50
+    assert target.tokenizer.eos_token_id in vocabulary
+    assert len(data.draft_vocabulary(None)) == target.vocab_size
+    assert 0 < data.coverage(vocabulary)["validation_coverage"] < data.coverage(vocabulary)["train_coverage"] <= 1
+    about = data.describe()
+    assert about["train_documents"] == 40
+    assert about["train_supervised_tokens"] == len(supervised)
+    assert about["train_left_out"] == 0
+    assert 0 <= about["train_padding_share"] < 0.5
+
+
+def test_prompts_without_room_are_left_out_and_counted(target: Target, library: Path, tmp_path: Path) -> None:
+    source = PythonStdlib(root=str(library))
+    lengths = sorted(len(prompt_ids(target.tokenizer, c.prompt_messages)) for c in source.conversations("train", 40))
+    middle = lengths[20]
+    data = make(library, tmp_path, sequence_length=middle + 8)
+    data.prepare(target)
+    about = data.describe()
+    assert about["train_left_out"] == sum(length > middle for length in lengths) > 0
+    assert about["train_documents"] + about["train_left_out"] == 40
+    assert about["train_truncated"] == 0
+    with pytest.raises(UserError, match="none of the 40 train conversations fits"):
+        make(library, tmp_path, sequence_length=10).prepare(target)
+
+
+def test_evaluation_prompts_fit_the_context(target: Target, library: Path, tmp_path: Path) -> None:
+    data = make(library, tmp_path)
+    data.prepare(target)
+    prompts = data.evaluation_prompts("validation", 5, max_new_tokens=32)
+    assert len(prompts) == 5
+    assert prompts[0] == prompt_ids(target.tokenizer, data.source.conversations("validation")[0].prompt_messages)
+    room = max(map(len, prompts))
+    short = data.evaluation_prompts("validation", None, max_new_tokens=256 - room + 1)
+    assert max(map(len, short)) < room
+    with pytest.raises(UserError, match="no validation prompt"):
+        data.evaluation_prompts("validation", 5, max_new_tokens=255)
+
+
+class Recorder(LightningModule):
+    """Learns nothing; notes the batches it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self.seen.append(batch.input_ids.flatten().tolist())
+        return self.weight.sum()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def run(data: DataModule, max_steps: int, folder: Path, callbacks: list[Callback], **fit: Any) -> list[list[int]]:
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=max_steps,
+        max_epochs=-1,
+        val_check_interval=3,
+        check_val_every_n_epoch=None,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        logger=False,
+        callbacks=callbacks,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    recorder = Recorder()
+    trainer.fit(recorder, datamodule=data, **fit)
+    return recorder.seen
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_resumed_run_sees_the_very_same_batches(
+    target: Target, library: Path, tmp_path: Path, num_workers: int
+) -> None:
+    def data() -> DataModule:
+        module = make(library, tmp_path, num_workers=num_workers, seed=4)
+        module.prepare(target)
+        return module
+
+    per_epoch = len(data().train_dataloader())
+    assert per_epoch >= 4
+    steps = 3 * per_epoch + 1
+    saver = ModelCheckpoint(tmp_path / "saved", filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    whole = run(data(), steps, tmp_path, [saver])
+    assert len(whole) == steps
+    assert sorted(whole[:per_epoch]) != sorted(whole[per_epoch : 2 * per_epoch])  # batches are dealt anew
+    # Within the first and a later epoch, and on the border between two.
+    places = [1, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch, 2 * per_epoch + 2]
+    for step in places if num_workers == 0 else [2 * per_epoch + 2]:
+        saved = tmp_path / "saved" / f"step={step}.ckpt"
+        assert run(data(), steps, tmp_path, [], ckpt_path=saved) == whole[step:], step
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_resumed_run_refuses_other_data(target: Target, library: Path, tmp_path: Path) -> None:
+    data = make(library, tmp_path)
+    data.prepare(target)
+    saver = ModelCheckpoint(tmp_path / "saved", filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    run(data, 2, tmp_path, [saver])
+    for option in ({"limit": 20}, {"temperatures": (2.0,), "batch_size": 1}, {"seed": 1}):
+        other = make(library, tmp_path, **option)
+        other.prepare(target)
+        with pytest.raises(UserError, match="trained on other data"):
+            run(other, 3, tmp_path, [], ckpt_path=tmp_path / "saved" / "step=2.ckpt")
+
+
+def test_ranks_share_validation_without_loss_or_repetition(
+    target: Target, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make(library, tmp_path, validation_limit=None, sequence_length=64)
+    data.prepare(target)
+    everything = sorted(d for batch in data.val_dataloader() for d in documents(batch))
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr(data, "_place", lambda rank=rank: (rank, 3))
+        shares.append(list(data.val_dataloader()))
+    assert len({len(share) for share in shares}) == 1
+    assert sorted(d for share in shares for batch in share for d in documents(batch)) == everything
+
+
+def test_the_shipped_config_makes_the_module() -> None:
+    conf = Path(__file__).parents[2] / "conf"
+    with initialize_config_dir(str(conf), version_base=None):
+        config = compose("data/python-stdlib", overrides=["+seed=3"])
+    data = instantiate({**config.data, "seed": config.seed})
+    assert isinstance(data, DataModule)
+    assert data.generation.seed == 3
+    assert data.sequence_length == 512
+
+
+def test_bad_settings_are_refused(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.batch_size is 0"):
+        make(library, tmp_path, batch_size=0)

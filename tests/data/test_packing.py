@@ -1,0 +1,96 @@
+import random
+
+import pytest
+import torch
+
+from specdraft.data.chat import Example
+from specdraft.data.packing import pack, padding_rows
+from specdraft.drafters.batch import Batch
+from specdraft.errors import UserError
+
+
+def examples(count: int, longest: int, seed: int = 0) -> list[Example]:
+    """Each example is made of its own number, so that it can be found again."""
+    rng = random.Random(seed)
+    made = []
+    for number in range(1, count + 1):
+        length = rng.randint(2, longest)
+        prompt = rng.randint(1, length - 1)
+        made.append(Example([number * 1000 + i for i in range(length)], [i >= prompt for i in range(length)]))
+    return made
+
+
+def documents(batch: Batch) -> list[Example]:
+    found = []
+    for row in range(batch.input_ids.shape[0]):
+        ids = batch.document_ids[row]
+        for document in ids[ids >= 0].unique():
+            inside = ids == document
+            assert batch.position_ids[row, inside].tolist() == list(range(int(inside.sum())))
+            found.append(Example(batch.input_ids[row, inside].tolist(), batch.loss_mask[row, inside].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_token_is_lost_and_positions_restart(seed: int) -> None:
+    given = examples(100, 64, seed)
+    batch, report = pack(given, 64)
+    assert sorted(documents(batch)) == sorted(given)
+    assert report.documents == 100
+    assert report.tokens == sum(len(e.input_ids) for e in given) == int((batch.document_ids >= 0).sum())
+    assert report.supervised_tokens == int(batch.loss_mask.sum())
+    assert (report.truncated, report.lost_tokens, report.unsupervised) == (0, 0, 0)
+
+
+def test_padding_is_no_document_and_not_supervised() -> None:
+    batch, report = pack(examples(7, 40), 64, padding_id=9)
+    padding = batch.document_ids == -1
+    assert padding.any()
+    assert (batch.input_ids[padding] == 9).all()
+    assert not batch.loss_mask[padding].any()
+    assert report.padding_share == pytest.approx(padding.float().mean().item())
+    # Padding follows the documents, as a sequence of its own.
+    for row in range(report.rows):
+        size = int(padding[row].sum())
+        assert padding[row, 64 - size :].all()
+        assert batch.position_ids[row, 64 - size :].tolist() == list(range(size))
+
+
+def test_documents_of_a_row_are_contiguous_and_distinct() -> None:
+    batch, _ = pack(examples(60, 20), 64)
+    for row in batch.document_ids:
+        changes = torch.cat([row[:1], row[1:][row[1:] != row[:-1]]])
+        assert len(changes) == len(changes.unique())
+
+
+def test_rows_are_filled_well() -> None:
+    _, report = pack(examples(500, 64), 128)
+    assert report.padding_share < 0.02
+
+
+def test_longer_examples_are_cut_and_counted() -> None:
+    long = Example(list(range(100)), [i >= 10 for i in range(100)])
+    prompt_only = Example(list(range(200)), [i >= 150 for i in range(200)])
+    batch, report = pack([long, prompt_only], 64)
+    assert documents(batch) == [Example(long.input_ids[:64], long.loss_mask[:64])]
+    assert (report.truncated, report.lost_tokens, report.unsupervised) == (2, 36 + 136, 1)
+
+
+def test_packing_is_deterministic() -> None:
+    first, second = pack(examples(50, 30), 64)[0], pack(examples(50, 30), 64)[0]
+    assert torch.equal(first.input_ids, second.input_ids)
+
+
+def test_dtypes_and_shapes() -> None:
+    for batch in (pack(examples(5, 30), 64)[0], padding_rows(3, 64)):
+        assert {batch.input_ids.dtype, batch.position_ids.dtype, batch.document_ids.dtype} == {torch.int64}
+        assert batch.loss_mask.dtype == torch.bool
+        assert batch.input_ids.shape == batch.document_ids.shape == batch.loss_mask.shape == batch.position_ids.shape
+    assert batch.to("cpu").input_ids.shape == (3, 64)
+
+
+def test_nothing_to_learn_is_refused() -> None:
+    with pytest.raises(UserError, match="none of the 1 examples"):
+        pack([Example([1, 2], [False, False])], 64)
+    with pytest.raises(UserError, match="sequence_length is 1"):
+        pack(examples(2, 4), 1)

@@ -1,0 +1,143 @@
+"""The decode loop, sampled: what it emits is distributed as plain sampling from the target, whatever drafts.
+
+Two tests of chance. The joint distribution of the first two tokens against the exact one. And whole texts: given what
+came before, every token is a draw from a distribution that is known exactly, so the counts of what follows which token
+have known expectations and covariances. Loops that are wrong in one place must be rejected by both.
+"""
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from specdraft.decoding import rules
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.tree import DraftTree
+from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.targets import Target
+from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
+from tests.fakes import TargetAsDraft, random_prompts, tiny_llama
+
+V, LENGTH = 6, 64
+PROMPT = [1, 4, 2]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.from_model(tiny_llama(V, seed=3, initializer_range=0.25))
+
+
+def two_tokens(target, drafter, sampling, count: int = 600) -> Tensor:
+    """The first two tokens of ``count`` generations, as first * V + second."""
+    decoder = Decoder(target, drafter, 2, sampling)
+    return torch.tensor([decoder.generate(PROMPT, 2, seed).tokens for seed in range(count)]) @ torch.tensor([V, 1])
+
+
+def exact_two_tokens(target, sampling) -> Tensor:
+    """``[V, V]``, from the model's own forward and plain formulas."""
+    logits = target.model(torch.tensor([[*PROMPT, first] for first in range(V)])).logits
+    first = plain_probabilities(logits[0, -2], sampling)
+    return first[:, None] * torch.stack([plain_probabilities(row[-1], sampling) for row in logits])
+
+
+def texts_fit(target, drafter, sampling, count: int = 30) -> float:
+    """p-value of ``count`` texts: per token u, counts of what follows u against the sum of its exact distributions."""
+    decoder = Decoder(target, drafter, 3, sampling)
+    before, after, exact = [], [], []
+    for seed, prompt in enumerate(random_prompts(count, [1, 2, 5, 9], V)):
+        text = prompt + decoder.generate(prompt, LENGTH, seed).tokens
+        rows = target.model(torch.tensor([text])).logits[0, len(prompt) - 1 : -1]
+        before += text[len(prompt) - 1 : -1]
+        after += text[len(prompt) :]
+        exact += [plain_probabilities(row, sampling) for row in rows]
+    previous, emitted, p = torch.tensor(before), torch.tensor(after), torch.stack(exact)
+    if (p.gather(1, emitted[:, None]) == 0).any():
+        return 0.0
+    statistic, freedom = 0.0, 0
+    for token in range(V):
+        here = previous == token
+        rest = p[here].sum(0) < 5  # too rare to stand alone
+        merged = torch.cat([p[here][:, ~rest], p[here][:, rest].sum(1, keepdim=True)], dim=1)
+        counts = torch.bincount(emitted[here], minlength=V)
+        counts = torch.cat([counts[~rest], counts[rest].sum()[None]])
+        # All cells but the last, which the others determine.
+        excess = (counts - merged.sum(0))[:-1]
+        covariance = (merged.sum(0).diag() - merged.T @ merged)[:-1, :-1]
+        statistic += float(excess @ torch.linalg.pinv(covariance) @ excess)
+        freedom += int(torch.linalg.matrix_rank(covariance))
+    return float(stats.chi2.sf(statistic, freedom))
+
+
+SETTINGS = [Sampling(0.7, top_p=0.9), Sampling(1.4, top_k=4)]
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_joint_distribution_of_two_tokens(target, untrained, sampling):
+    exact = exact_two_tokens(target, sampling)
+    assert goodness_of_fit(two_tokens(target, untrained(target), sampling), exact) > REJECTED
+
+
+@pytest.mark.parametrize("sampling", [*SETTINGS, Sampling(1.0)], ids=str)
+def test_whole_texts_with_sampled_drafts(target, untrained, sampling):
+    assert texts_fit(target, untrained(target), sampling) > REJECTED
+
+
+@pytest.mark.parametrize("drafter", [None, PromptLookup(), TargetAsDraft()], ids=lambda d: type(d).__name__)
+def test_whole_texts_with_other_drafts(target, drafter):
+    assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95)) > REJECTED
+
+
+RIGHT = rules.rejection_sampling
+
+
+def correction_from_p(tree, p, generator):
+    accepted, token = RIGHT(tree, p, generator)
+    return rules.Verdict(accepted, token if accepted == len(tree) else int(sample(p[accepted], generator)))
+
+
+def q_forgotten(tree, p, generator):
+    return RIGHT(DraftTree.chain(tree.tokens), p, generator)
+
+
+def accepts_everything(tree, p, generator):
+    return rules.Verdict(len(tree), int(sample(p[-1], generator)))
+
+
+@pytest.mark.parametrize("fault", [correction_from_p, q_forgotten, accepts_everything])
+def test_whole_texts_reject_wrong_rules(target, untrained, monkeypatch, fault):
+    monkeypatch.setattr(rules, "rejection_sampling", fault)
+    assert texts_fit(target, untrained(target), Sampling(1.0)) < REJECTED / 100
+
+
+def test_two_tokens_reject_a_wrong_rule(target, untrained, monkeypatch):
+    monkeypatch.setattr(rules, "rejection_sampling", correction_from_p)
+    sampling = SETTINGS[1]
+    assert (
+        goodness_of_fit(two_tokens(target, untrained(target), sampling), exact_two_tokens(target, sampling)) < REJECTED
+    )
+
+
+def test_a_draft_by_the_target_itself_gives_k_plus_one(target):
+    result = Decoder(target, TargetAsDraft(), 3, Sampling(1.0)).generate(PROMPT, LENGTH)
+    assert result.accepted == result.drafted == [3] * 16
+
+
+def test_seeds_reproduce_and_leave_the_global_generator_alone(target, untrained):
+    decoder = Decoder(target, untrained(target), 3, Sampling(1.0))
+    before = torch.get_rng_state()
+    texts = [decoder.generate(PROMPT, LENGTH, seed=seed).tokens for seed in (0, 1, 0, 2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert texts[0] == texts[2]
+    assert len({tuple(text) for text in texts}) == 3
+
+
+def test_end_of_text_ends_sampled_texts(untrained):
+    model = tiny_llama(V, seed=3, initializer_range=0.25)
+    model.generation_config.eos_token_id = [2, 5]
+    target = Target.from_model(model)
+    decoder = Decoder(target, untrained(target), 4, Sampling(1.0))
+    for seed in range(30):
+        tokens = decoder.generate(PROMPT, LENGTH, seed).tokens
+        assert not {2, 5} & set(tokens[:-1])
+        assert tokens[-1] in (2, 5) or len(tokens) == LENGTH

@@ -1,0 +1,139 @@
+"""evaluate.py as a user runs it, on a random target and head: one good run, and every bad input in one sentence."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdraft.drafters.checkpoint import save_drafter
+from specdraft.drafters.eagle3 import Eagle3
+from specdraft.targets import Target
+
+ENTRY_POINT = Path(__file__).parents[2] / "evaluate.py"
+
+
+def save_target(tokenizer, path, seed):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run_directory(tokenizer, tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    target = Target.load(save_target(tokenizer, root / "target", seed=0), dtype="float32", device="cpu")
+    head = Eagle3.for_target(target, torch.arange(0, len(tokenizer), 2))
+    save_drafter(head, root / "run" / "drafter", target.identity, {"decoding": {"num_draft_tokens": 2}})
+    (root / "prompts.jsonl").write_text('{"prompt": "def a"}\n{"turns": ["x", "y"], "category": "chat"}\n')
+    return root
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    def call(*overrides):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", f"hydra.run.dir={tmp_path}/out", *map(str, overrides)])
+        runpy.run_path(str(ENTRY_POINT), run_name="__main__")
+        return json.loads((tmp_path / "out" / "evaluation.json").read_text())
+
+    return call
+
+
+def test_a_run_directory_and_prompts(run, run_directory, capsys, tmp_path):
+    written = run(
+        f"checkpoint={run_directory / 'run'}",
+        f"benchmark={run_directory / 'prompts.jsonl'}",
+        "decoding.max_new_tokens=12",
+        "target.device=cpu",
+    )
+    assert [(row["drafter"], row["temperature"]) for row in written["results"]] == [
+        ("eagle3", 0.0),
+        ("prompt_lookup", 0.0),
+        ("eagle3", 1.0),
+        ("prompt_lookup", 1.0),
+    ]
+    first = written["results"][0]
+    assert first["num_draft_tokens"] == 2  # as trained
+    assert first["identical_tokens"] is True and first["requests"] == 3
+    assert {row["category"] for row in written["categories"]} == {"chat", "uncategorized"}
+    settings = written["settings"]
+    assert settings["target"]["name"] == str(run_directory / "target") and settings["dtype"] == "float32"
+    assert settings["checkpoint"] == str(run_directory / "run" / "drafter")
+    printed = capsys.readouterr().out
+    assert "acceptance length" in printed and str(tmp_path / "out" / "report.html") in printed
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_overrides(run, run_directory):
+    written = run(
+        f"checkpoint={run_directory / 'run' / 'drafter'}",
+        f"benchmark={run_directory / 'prompts.jsonl'}",
+        "decoding.num_draft_tokens=3",
+        "decoding.temperature=0.5",
+        "decoding.max_new_tokens=6",
+        "target.device=cpu",
+        "limit=1",
+        "compare=[]",
+    )
+    assert [(row["drafter"], row["temperature"]) for row in written["results"]] == [("eagle3", 0.5)]
+    assert written["results"][0]["num_draft_tokens"] == 3 and written["settings"]["prompts"] == 1
+
+
+def fails(run, capsys, *overrides):
+    with pytest.raises(SystemExit) as exit_status:
+        run("target.device=cpu", *overrides)
+    assert exit_status.value.code == 2
+    printed = capsys.readouterr().err.strip().splitlines()
+    errors = [line for line in printed if line.startswith("error: ")]
+    assert len(errors) == 1 and "Traceback" not in "".join(printed)
+    return errors[0]
+
+
+def test_bad_checkpoints(run, run_directory, capsys, tmp_path, tokenizer):
+    assert "checkpoint= is missing" in fails(run, capsys)
+    assert "there is no drafter checkpoint" in fails(run, capsys, f"checkpoint={tmp_path / 'none'}")
+
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    source = run_directory / "run" / "drafter"
+    (damaged / "config.json").write_bytes((source / "config.json").read_bytes())
+    (damaged / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:1000])
+    assert "is damaged" in fails(run, capsys, f"checkpoint={damaged}")
+
+    other = save_target(tokenizer, tmp_path / "other", seed=1)
+    message = fails(
+        run,
+        capsys,
+        f"checkpoint={source}",
+        f"target.name={other}",
+        f"benchmark={run_directory / 'prompts.jsonl'}",
+    )
+    assert "belongs to the target" in message and other in message
+
+
+def test_bad_settings_and_prompts(run, run_directory, capsys, tmp_path):
+    checkpoint = f"checkpoint={run_directory / 'run'}"
+    assert "num_draft_tokens is 0" in fails(run, capsys, checkpoint, "decoding.num_draft_tokens=0")
+    assert "does not exist" in fails(run, capsys, checkpoint, f"benchmark={tmp_path / 'none.jsonl'}")
+    assert "unknown config key 'decoding.num_drafts'" in fails(run, capsys, checkpoint, "decoding.num_drafts=1")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("")
+    assert "is empty" in fails(run, capsys, checkpoint, f"benchmark={prompts}")
+    prompts.write_text('{"prompt": "fine"}\n{"prompt": \n')
+    assert f"{prompts}:2 is not JSON" in fails(run, capsys, checkpoint, f"benchmark={prompts}")
+    prompts.write_text(json.dumps({"prompt": "x y " * 200}))
+    assert "1 of 1 prompts do not fit" in fails(run, capsys, checkpoint, f"benchmark={prompts}")

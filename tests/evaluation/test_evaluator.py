@@ -1,0 +1,221 @@
+"""Evaluation end to end on a random target: counts, losslessness, output files."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.errors import UserError
+from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table, write_report
+from specdraft.evaluation.prompts import encode
+from specdraft.targets import Target
+
+SETTINGS = EvaluationSettings(num_draft_tokens=3, temperatures=(0.0, 1.0), max_new_tokens=24, seed=3)
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return Target.from_model(LlamaForCausalLM(config), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    def prompt(text, category, *follow_ups):
+        return Prompt(text, category, ({"role": "user", "content": text},), follow_ups, f"{text}:1")
+
+    return [
+        prompt("def a", "code"),
+        prompt("return", "code"),
+        prompt("Hello", "chat", "and then?"),
+        prompt("x", "chat"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def evaluation(target, prompts):
+    return evaluate(
+        target, PromptLookup(), prompts, SETTINGS, {"short": PromptLookup(max_ngram=1)}, {"benchmark": "b.jsonl"}, False
+    )
+
+
+def test_rows_and_their_counts(evaluation, target, prompts):
+    assert [(row.drafter, row.temperature) for row in evaluation.results] == [
+        ("prompt_lookup", 0.0),
+        ("short", 0.0),
+        ("prompt_lookup", 1.0),
+        ("short", 1.0),
+    ]
+    # The greedy counts are those of the decoder itself, on single-turn prompts decoded by hand.
+    decoder = Decoder(target, PromptLookup(), 3)
+    counts = AcceptanceCounts(3)
+    for prompt in prompts[:2]:
+        counts.add(decoder.generate(encode(target.tokenizer, prompt.opening), 24))
+    by_category = {(row.drafter, row.temperature, row.category): row for row in evaluation.categories}
+    assert len(by_category) == 2 * 2 * 2
+    assert by_category["prompt_lookup", 0.0, "code"].counts == counts
+    assert counts.accepted > 0  # a random greedy model loops, and prompt lookup finds that
+    for row in evaluation.results:
+        parts = [by_category[row.drafter, row.temperature, category] for category in ("code", "chat")]
+        assert row.counts == parts[0].counts + parts[1].counts
+        assert (row.prompts, row.requests) == (4, 5)
+        assert row.tokens_per_second > 0 and row.cost_ratio > 0 and row.verification_cost_ratio > 0
+
+
+def test_greedy_tokens_are_the_targets_own(evaluation):
+    for row in evaluation.results:
+        assert row.identical_tokens is (True if row.temperature == 0 else None)
+
+
+def test_every_way_decodes_the_same_conversation(target, prompts, monkeypatch):
+    asked = []
+    generate = Decoder.generate
+
+    def spy(self, prompt_ids, max_new_tokens, seed=0):
+        result = generate(self, prompt_ids, max_new_tokens, seed)
+        asked.append((self.drafter is None, tuple(prompt_ids), seed, max_new_tokens, result.tokens))
+        return result
+
+    monkeypatch.setattr(Decoder, "generate", spy)
+    settings = replace(SETTINGS, temperatures=(1.0,))
+    evaluate(target, PromptLookup(), prompts[2:], settings, progress=False)
+    warm_up, timed = asked[:2], asked[2:]
+    assert all(tokens == 16 for _, _, _, tokens, _ in warm_up)
+    pairs = [timed[i : i + 2] for i in range(0, len(timed), 2)]
+    assert [pair[0][0] for pair in pairs] == [True, False, True]  # the first place rotates
+    for one, other in pairs:
+        assert one[1:3] == other[1:3]  # same token ids, same seed
+    baseline = next(call for call in pairs[0] if call[0])
+    second_turn = target.tokenizer.decode(pairs[1][0][1])
+    assert target.tokenizer.decode(baseline[4], skip_special_tokens=True) in second_turn
+    assert second_turn.endswith("<|user|>\nand then?<|end|>\n<|assistant|>\n")
+
+
+def test_a_lossy_drafter_is_reported_loudly(target, prompts, monkeypatch):
+    generate = Decoder.generate
+
+    def lossy(self, prompt_ids, max_new_tokens, seed=0):
+        result = generate(self, prompt_ids, max_new_tokens, seed)
+        if self.drafter is not None:
+            result.tokens = [*result.tokens[:-1], result.tokens[-1] ^ 1]
+        return result
+
+    monkeypatch.setattr(Decoder, "generate", lossy)
+    settings = replace(SETTINGS, temperatures=(0.0,))
+    evaluation = evaluate(target, PromptLookup(), prompts[:2], settings, progress=False)
+    assert evaluation.results[0].differing_requests == 2
+    assert "!!! NOT LOSSLESS: 2 of 2 answers of prompt_lookup differ" in table(evaluation)
+
+
+def test_json_and_report(evaluation, tmp_path):
+    written = json.loads(evaluation.write_json(tmp_path / "evaluation.json").read_text())
+    assert set(written) == {
+        "created",
+        "settings",
+        "machine",
+        "versions",
+        "baseline",
+        "results",
+        "categories",
+    }
+    settings = written["settings"]
+    assert settings["num_draft_tokens"] == 3 and settings["temperatures"] == [0.0, 1.0] and settings["prompts"] == 4
+    assert settings["dtype"] == "float32" and settings["device"] == "cpu" and settings["benchmark"] == "b.jsonl"
+    assert settings["target"]["name"] == "in-memory" and len(settings["chat_template_hash"]) == 16
+    assert written["versions"]["torch"] == torch.__version__ and written["machine"]["cores"] >= 1
+    first = written["results"][0]
+    assert first["acceptance_length"] == evaluation.results[0].acceptance_length.value
+    assert len(first["conditional_acceptance_rate"]) == len(first["survival"]) == 3
+    assert first["acceptance_length"] == pytest.approx(1 + sum(first["survival"]))
+    assert [row["temperature"] for row in written["baseline"]] == [0.0, 1.0]
+    assert 0 < written["baseline"][0]["distinct_4gram"] <= written["baseline"][1]["distinct_4gram"] <= 1
+
+    page = write_report(evaluation, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == page.count("</svg>") == 4
+    assert "http" not in page and "<script" not in page and "prefers-color-scheme: dark" in page
+    assert f"{evaluation.results[0].acceptance_length.value:.2f}" in page
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["evaluation.json", "report.html"]
+
+
+def test_names_from_a_file_cannot_break_the_page(target, prompts, tmp_path):
+    hostile = [replace(prompt, category=f"<b>{prompt.category}&") for prompt in prompts]
+    evaluation = evaluate(target, PromptLookup(), hostile, replace(SETTINGS, temperatures=(0.0,)), progress=False)
+    page = write_report(evaluation, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;code&amp;" in page and "<b>code" not in page
+
+
+def test_table_fits_80_columns(evaluation):
+    lines = table(evaluation).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    for words in (
+        "acceptance length",
+        "per request",
+        "conditional acceptance rate",
+        "survival",
+        "draft acceptance rate",
+        "speedup",
+        "cost ratio c",
+        "distinct 4-grams",
+        "by category: short",
+    ):
+        assert words in text
+    row = evaluation.results[0]
+    assert f"{row.acceptance_length.value:.2f} [{row.acceptance_length.interval[0]:.2f}" in text
+
+
+def test_one_prompt_has_no_intervals(target, prompts, tmp_path):
+    evaluation = evaluate(target, PromptLookup(), prompts[:1], SETTINGS, progress=False)
+    assert evaluation.results[0].speedup.interval is None and evaluation.categories == []
+    assert json.loads(json.dumps(evaluation.to_dict()))["results"][0]["speedup_interval"] is None
+    assert "NOT LOSSLESS" not in table(evaluation)
+    write_report(evaluation, tmp_path / "report.html")
+
+
+def test_bad_input_is_found_before_decoding(target, prompts, monkeypatch):
+    monkeypatch.setattr(Decoder, "generate", lambda *_: pytest.fail("decoded"))
+    long = replace(prompts[0], opening=({"role": "user", "content": "x y " * 200},))
+    with pytest.raises(UserError, match="1 of 2 prompts do not fit the target's context of 128 tokens"):
+        evaluate(target, PromptLookup(), [prompts[0], long], SETTINGS)
+    with pytest.raises(UserError, match="no prompts"):
+        evaluate(target, PromptLookup(), [], SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_draft_tokens": 0}, "num_draft_tokens is 0: expected at least 1"),
+        ({"num_draft_tokens": "many"}, "num_draft_tokens is many"),
+        ({"max_new_tokens": 1}, "max_new_tokens is 1: expected at least 2"),
+        ({"temperature": []}, "empty list"),
+        ({"temperature": ["hot"]}, "temperature is 'hot'"),
+        ({"temperature": [0.0, -1.0]}, "temperature is -1.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+    ],
+)
+def test_bad_settings(options, said):
+    config = {"num_draft_tokens": 5, "temperature": 0.0, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0, **options}
+    with pytest.raises(UserError, match=said):
+        EvaluationSettings.from_config(config)
+
+
+def test_settings_from_config():
+    config = {"num_draft_tokens": 5, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0}
+    assert EvaluationSettings.from_config({**config, "temperature": 0.7}).temperatures == (0.7,)
+    assert EvaluationSettings.from_config({**config, "temperature": [0.0, 1.0, 0.0]}, seed=2).temperatures == (0.0, 1.0)

@@ -1,0 +1,69 @@
+"""``python export`` as a user runs it: a good run, --help, and every bad input in one sentence."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    def call(*overrides):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["export", *map(str, overrides)])
+        runpy.run_path(str(REPOSITORY / "export"), run_name="__main__")
+
+    return call
+
+
+def test_a_run_directory_from_anywhere(run, make_checkpoint, tmp_path, capsys):
+    _, checkpoint = make_checkpoint()
+    before = sorted(tmp_path.iterdir())
+    run("engine=vllm", f"checkpoint={checkpoint.parent}")
+    assert capsys.readouterr().out.splitlines()[-1] == f"export: {checkpoint.parent / 'export-vllm'}"
+    assert (checkpoint.parent / "export-vllm" / "model.safetensors").is_file()
+    assert sorted(tmp_path.iterdir()) == before  # no run directory, no log
+
+
+def test_overrides(run, make_checkpoint, tmp_path, capsys):
+    _, checkpoint = make_checkpoint()
+    run(f"checkpoint={checkpoint}", "engine=sglang", "engine.dtype=bfloat16", f"output={tmp_path / 'served'}")
+    assert capsys.readouterr().out.strip() == f"export: {tmp_path / 'served'}"
+    card = (tmp_path / "served" / "README.md").read_text()
+    assert "--speculative-algorithm EAGLE3" in card and "--dtype bfloat16" in card
+
+
+def test_help(run, capsys):
+    with pytest.raises(SystemExit) as status:
+        run("--help")
+    assert not status.value.code
+    assert "python export checkpoint=" in capsys.readouterr().out
+
+
+def test_bad_input(run, make_checkpoint, tmp_path, capsys):
+    _, checkpoint = make_checkpoint()
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    (damaged / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:900])
+    (tmp_path / "file").write_text("")
+    cases = {
+        (): "checkpoint= is missing",
+        (f"checkpoint={tmp_path / 'none'}",): "there is no drafter checkpoint",
+        (f"checkpoint={damaged}",): "is damaged",
+        (f"checkpoint={checkpoint}", "engine=ollama"): "Could not find 'engine/ollama'",
+        (f"checkpoint={checkpoint}", "engine.dtype=int8"): "engine.dtype is 'int8'",
+        (f"checkpoint={checkpoint}", "outptu=x"): "unknown config key 'outptu'",
+        (f"checkpoint={checkpoint}", f"output={tmp_path / 'file' / 'x'}"): "cannot write to the directory",
+        (f"checkpoint={checkpoint}", f"output={tmp_path / 'file'}"): "is not an earlier export",
+    }
+    for overrides, expected in cases.items():
+        with pytest.raises(SystemExit) as status:
+            run(*overrides)
+        printed = capsys.readouterr().err
+        assert status.value.code == 2, overrides
+        errors = [line for line in printed.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and expected in errors[0] and "Traceback" not in printed, printed

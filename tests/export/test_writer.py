@@ -1,0 +1,181 @@
+"""The exported directory against an independent reader: plain JSON, plain safetensors, the engine's arithmetic."""
+
+import json
+
+import pytest
+import torch
+from reference import draft_like_vllm
+from safetensors import safe_open
+
+from specdraft.decoding.sampling import Sampling
+from specdraft.drafters.checkpoint import save_drafter
+from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.errors import UserError
+from specdraft.export import export
+from specdraft.export.sglang import SGLang
+from specdraft.export.vllm import VLLM
+
+
+def read(directory):
+    config = json.loads((directory / "config.json").read_text())
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        return config, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def test_golden_files(make_checkpoint):
+    head, checkpoint = make_checkpoint()
+    directory = export(checkpoint, VLLM())
+    assert directory == checkpoint.parent / "export-vllm"
+    assert sorted(file.name for file in directory.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    config, tensors = read(directory)
+    assert config == {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 97,
+        "draft_vocab_size": 32,
+        "max_position_embeddings": 128,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "eagle_aux_hidden_state_layer_ids": [2, 3, 4],
+        "num_aux_hidden_states": 3,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "use_aux_hidden_state": True},
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+    }
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "fc.weight": (32, 96),
+        "midlayer.hidden_norm.weight": (32,),
+        "midlayer.input_layernorm.weight": (32,),
+        "midlayer.post_attention_layernorm.weight": (32,),
+        "midlayer.self_attn.q_proj.weight": (32, 64),
+        "midlayer.self_attn.k_proj.weight": (16, 64),
+        "midlayer.self_attn.v_proj.weight": (16, 64),
+        "midlayer.self_attn.o_proj.weight": (32, 32),
+        "midlayer.mlp.gate_proj.weight": (48, 32),
+        "midlayer.mlp.up_proj.weight": (48, 32),
+        "midlayer.mlp.down_proj.weight": (32, 48),
+        "norm.weight": (32,),
+        "lm_head.weight": (32, 32),
+        "d2t": (32,),
+        "t2d": (97,),
+    }
+    assert tensors["d2t"].dtype == torch.int64 and tensors["t2d"].dtype == torch.bool
+    assert (tensors["d2t"] + torch.arange(32)).tolist() == list(range(1, 97, 3))
+    for name, value in head.state_dict().items():
+        assert torch.equal(tensors[name], value), name
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("options", [{}, {"fc_norm": True, "norm_output": True}, {"layers": [1, 6]}])
+@pytest.mark.parametrize("whole_vocabulary", [False, True])
+def test_an_engine_drafts_the_same_tokens_from_the_files(target, make_checkpoint, options, whole_vocabulary):
+    """End to end, from layer ids to drafted ids, by an implementation that shares nothing with ours."""
+    head, checkpoint = make_checkpoint(**({"vocabulary": None} if whole_vocabulary else {}), **options)
+    config, tensors = read(export(checkpoint, VLLM()))
+    assert ("d2t" in tensors) is not whole_vocabulary  # vLLM has no such parameter then and would not load
+    shifted = config | {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in head.layers]}
+    ours, theirs, mistaken = [], [], []
+    for prompt in torch.randint(0, 97, (8, 9), generator=torch.Generator().manual_seed(2)).tolist():
+        features = target.step(torch.tensor([prompt]), target.new_cache(64), head.layers)
+        first = int(target.logits(features.last[:, -1]).argmax())
+        state = head.start(prompt[0], 64)
+        head.advance(state, torch.tensor([*prompt[1:], first]), features)
+        ours.append(head.draft(state, 4, Sampling(), None).tokens.tolist())
+        theirs.append(draft_like_vllm(config, tensors, target.model, prompt, first, 4))
+        mistaken.append(draft_like_vllm(shifted, tensors, target.model, prompt, first, 4))
+    assert ours == theirs
+    assert ours != mistaken  # the test would see ids that are off by one
+
+
+def test_layer_k_is_k_for_vllm_and_k_minus_1_for_sglang(make_checkpoint):
+    _, checkpoint = make_checkpoint(layers=[1, 3, 6])
+    config, _ = read(export(checkpoint, SGLang()))
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 6]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 5]
+
+
+def test_dtype_is_the_targets_unless_chosen(make_checkpoint, tmp_path):
+    head, checkpoint = make_checkpoint(about={"dtype": "bfloat16", "num_hidden_layers": 7})
+    config, tensors = read(export(checkpoint, VLLM(), tmp_path / "auto"))
+    assert config["torch_dtype"] == "bfloat16" and tensors["d2t"].dtype == torch.int64
+    assert torch.equal(tensors["fc.weight"], head.fc.weight.bfloat16())
+    assert "bos_token_id" not in config
+    config, tensors = read(export(checkpoint, VLLM(dtype="float32"), tmp_path / "chosen"))
+    assert config["torch_dtype"] == "float32" and tensors["fc.weight"].dtype == torch.float32
+    with pytest.raises(UserError, match=r"engine\.dtype is 'int8'"):
+        VLLM(dtype="int8")
+
+
+def test_positions_and_rope_scaling_are_the_targets(make_checkpoint, tmp_path):
+    """vLLM silently stops drafting behind a smaller max_position_embeddings."""
+    _, checkpoint = make_checkpoint()
+    stored = json.loads((checkpoint / "config.json").read_text())
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    stored["drafter"]["rope_parameters"] = {"rope_theta": 5e5, **scaling}
+    (checkpoint / "config.json").write_text(json.dumps(stored))
+    config, _ = read(export(checkpoint, VLLM(), tmp_path / "scaled"))
+    assert config["max_position_embeddings"] == 128
+    assert config["rope_theta"] == 5e5 and config["rope_scaling"] == scaling
+
+
+def test_model_card(make_checkpoint, identity):
+    _, checkpoint = make_checkpoint()
+    card = (export(checkpoint, VLLM()) / "README.md").read_text()
+    assert identity["name"] in card and identity["config_hash"] in card and "Not measured" in card
+    assert '"num_speculative_tokens": 4' in card and str(checkpoint.parent / "export-vllm") in card
+    row = {
+        "drafter": "eagle3",
+        "temperature": 0.0,
+        "acceptance_length": 2.345,
+        "draft_acceptance_rate": 0.336,
+        "speedup": 1.5,
+        "conditional_acceptance_rate": [0.75, None],
+    }
+    settings = {"prompts": 40, "max_new_tokens": 128, "draft_tree": "chain of 4", "dtype": "float32", "device": "cpu"}
+    evaluation = {"created": "2026-01-02", "settings": settings, "results": [row]}
+    (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation))
+    card = (export(checkpoint.parent, VLLM()) / "README.md").read_text()
+    assert "| eagle3 | 0 | 2.35 | 0.336 | 1.50 | 0.75, – |" in card and "40 prompts" in card
+    (checkpoint.parent / "evaluation.json").write_text('{"results": 3}')
+    with pytest.raises(UserError, match="not an evaluation that specdraft wrote"):
+        export(checkpoint, VLLM())
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(make_checkpoint, tmp_path):
+    _, checkpoint = make_checkpoint()
+    output = tmp_path / "out"
+    output.mkdir()
+    assert export(checkpoint, VLLM(), output) == output
+    (output / "config.json").write_text("stale")
+    assert read(export(checkpoint, VLLM(), output))[0]["model_type"] == "llama"
+    (output / "thesis.tex").write_text("all my work")
+    with pytest.raises(UserError, match="not an earlier export"):
+        export(checkpoint, VLLM(), output)
+    assert (output / "thesis.tex").read_text() == "all my work"
+
+
+def test_another_kind_of_drafter_is_refused_by_name(target, tmp_path):
+    checkpoint = save_drafter(PromptLookup(), tmp_path / "lookup", target.identity)
+    with pytest.raises(UserError, match="PromptLookup, which cannot be exported for vllm"):
+        export(checkpoint, VLLM())

@@ -1,0 +1,95 @@
+"""The engine's half of the parity check. Runs in an environment of its own, which holds vLLM and not specdraft.
+
+``python -P tests/parity/vllm_side.py request.json answer.json``: decodes the request's prompts without drafting, then
+with the exported head, and writes both as the fields of ``specdraft.export.parity.Run``.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Before vllm is imported, which reads them once. One process: no port, no spawn, metrics at hand. One thread: for so
+# small a model more threads are no faster, and on busy cores their spinning made it sixty times slower.
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+
+METRIC = "vllm:spec_decode_num_"
+
+
+def decode(request: dict[str, Any], speculative: dict[str, Any] | None) -> dict[str, Any]:
+    """Tokens of every prompt and, with drafting, vLLM's own counts: in total and per verification step."""
+    started = time.perf_counter()
+    llm = LLM(
+        model=request["target"],
+        revision=request["revision"],
+        dtype="float32",  # "auto" would round the target to bfloat16: other tokens, other counts
+        enforce_eager=True,
+        max_model_len=request["max_model_len"],
+        max_num_seqs=request["max_num_seqs"],
+        disable_log_stats=False,
+        per_request_spec_decode_metrics="detailed" if speculative else "none",
+        seed=0,
+        speculative_config=speculative,
+    )
+    loaded = time.perf_counter()
+    # Both sides stop at the same ids: the request's, not those that vLLM would look up.
+    sampling = SamplingParams(
+        temperature=0.0,
+        max_tokens=request["max_new_tokens"],
+        stop_token_ids=request["eos_token_ids"],
+        ignore_eos=True,
+        detokenize=False,
+    )
+    prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, sampling, use_tqdm=False)]
+    steps = [output.spec_decode_metrics for output in outputs] if speculative else []
+    metrics = {metric.name: metric for metric in llm.get_metrics()} if speculative else {}
+    answer = {
+        "tokens": [list(output.token_ids) for output in outputs],
+        # A request that ended with its first token has no step.
+        "drafted_per_round": [list(step.per_step_drafted) if step else [] for step in steps],
+        "accepted_per_round": [list(step.per_step_accepted) if step else [] for step in steps],
+        "counts": {
+            "rounds": metrics[METRIC + "drafts"].value,
+            "drafted": metrics[METRIC + "draft_tokens"].value,
+            "accepted": metrics[METRIC + "accepted_tokens"].value,
+            "accepted_per_position": list(metrics[METRIC + "accepted_tokens_per_pos"].values),
+        }
+        if speculative
+        else {},
+    }
+    print(f"vLLM: load {loaded - started:.1f} s, generate {time.perf_counter() - loaded:.1f} s", flush=True)
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
+    return answer
+
+
+def main() -> None:
+    """Read the request, decode twice, write the answer."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    speculative = {
+        "method": "eagle3",
+        "model": request["head"],
+        "num_speculative_tokens": request["num_draft_tokens"],
+    }
+    answer = {"plain": decode(request, None), "speculative": decode(request, speculative)}
+    Path(sys.argv[2]).write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Targets from files: what was saved comes back, and whatever is amiss is said in one sentence."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from specdraft.embedded.tokenizer import train_tokenizer
+from specdraft.errors import UserError
+from specdraft.targets import Target
+from tests.fakes import tiny_llama
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return train_tokenizer(["def add(a, b):\n    return a + b\n"] * 3, 300, 128)
+
+
+@pytest.fixture
+def saved(tmp_path, tokenizer):
+    """A directory with a tiny bf16 Llama and its tokenizer."""
+    model = tiny_llama(vocab_size=300)
+    model.generation_config.eos_token_id = [1, 2]
+    model.bfloat16().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def refused(name, **options) -> str:
+    with pytest.raises(UserError) as caught:
+        Target.load(str(name), **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "expected" in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("auto", torch.bfloat16), ("bfloat16", torch.bfloat16), ("float32", torch.float32)]
+)
+def test_what_was_saved_comes_back(saved, dtype, expected):
+    target = Target.load(str(saved), dtype=dtype, device="cpu")
+    assert target.dtype == expected
+    assert target.eos_token_ids == {1, 2}
+    assert target.tokenizer.decode(target.tokenizer("return a").input_ids) == "return a"
+    original = tiny_llama(vocab_size=300).bfloat16()
+    for ours, theirs in zip(target.model.parameters(), original.parameters(), strict=True):
+        assert torch.equal(ours, theirs.to(expected))
+    assert target.identity == Target.load(str(saved), device="cpu").identity
+    assert target.identity.name == str(saved)
+
+
+def test_attention_implementation_is_passed_on(saved):
+    assert Target.load(str(saved), device="cpu", attn_implementation="eager").config._attn_implementation == "eager"
+
+
+def test_missing_names(tmp_path):
+    assert "no-such-owner/no-such-model" in refused("no-such-owner/no-such-model")
+    assert str(tmp_path / "nowhere") in refused(tmp_path / "nowhere")
+    assert refused("embedded://nowhere") == "there is no embedded target 'embedded://nowhere': expected embedded://tiny"
+
+
+def test_bad_dtype(saved):
+    assert refused(saved, dtype="int8").startswith("target.dtype is 'int8': expected one of auto, float32")
+
+
+def test_corrupted_weights(saved):
+    weights = saved / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert str(saved) in refused(saved)
+
+
+def test_weights_of_another_shape(saved):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    assert str(saved) in refused(saved)
+
+
+def test_missing_weights_are_not_made_up(saved):
+    weights = load_file(saved / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    assert "lack 1 of its weights, model.layers.1.mlp.up_proj.weight among them" in refused(saved)
+
+
+def test_no_causal_lm(tmp_path, tokenizer):
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 300}
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert "T5Config" in refused(tmp_path)
+
+
+def test_no_tokenizer(saved):
+    for file in saved.glob("tokenizer*"):
+        file.unlink()
+    assert str(saved) in refused(saved)

@@ -1,0 +1,278 @@
+"""train.py as a person runs it, on a random target of six layers and a folder of small Python files."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdraft.data import stdlib
+from specdraft.embedded.tokenizer import train_tokenizer
+
+REPOSITORY = Path(__file__).parents[1]
+
+FUNCTION = '''
+def add_{i}(a, b):
+    """Add {i} to the sum of a and b."""
+    total = a + b
+    total += {i}
+    return total
+'''
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """A folder with ``target/``, ``source/`` (both splits) and ``prompts.jsonl``."""
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "source").mkdir()
+    counts = {"train": 16, "validation": 3}
+    for number in range(1000):
+        split = stdlib.split_of(f"file_{number}.py")
+        if counts.get(split, 0) > 0:
+            counts[split] -= 1
+            (folder / "source" / f"file_{number}.py").write_text(FUNCTION.format(i=number))
+    tokenizer = train_tokenizer([FUNCTION.format(i=number) for number in range(50)], 320, 256)
+    tokenizer.save_pretrained(folder / "target")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "target")
+    prompt = {"prompt": "def add_7(a, b):\n"}
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for _ in range(2)))
+    return folder
+
+
+@pytest.fixture
+def arguments(world, tmp_path):
+    """Overrides of a run of seconds that leaves its directories in ``tmp_path``."""
+    return [
+        f"target.name={world / 'target'}",
+        f"+data.source.root={world / 'source'}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "data.regenerate=false",
+        "data.sequence_length=192",
+        "data.batch_size=2",
+        "model.draft_vocab_size=200",
+        "model.drafter.ttt_steps=2",
+        "trainer=cpu",
+        "trainer.max_steps=4",
+        "trainer.log_every_n_steps=1",
+        "trainer.val_check_interval=4",
+        "live.every_n_steps=3",
+        "live.prompts=2",
+        "live.max_new_tokens=6",
+        "decoding.max_new_tokens=6",
+        "decoding.num_draft_tokens=2",
+        f"evaluation.benchmark={world / 'prompts.jsonl'}",
+        f"run_family={tmp_path / 'family'}",
+        f"hydra.run.dir={tmp_path / 'family' / 'run'}",
+    ]
+
+
+@pytest.fixture
+def train(monkeypatch, capsys):
+    """Run train.py in this process; gives (exit status, standard output, standard error)."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.syspath_prepend(str(REPOSITORY))
+    import train as script
+
+    def run(*overrides: str) -> tuple[int, str, str]:
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
+        status = 0
+        try:
+            script.main()
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 1
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def metrics(directory: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((directory / "metrics.csv").open()))
+
+
+def losses(directory: Path) -> dict[str, str]:
+    return {row["step"]: row["train/loss"] for row in metrics(directory) if row["train/loss"]}
+
+
+def test_trains_measures_and_exports(train, arguments, tmp_path):
+    status, out, err = train(*arguments)
+    assert status == 0, err
+    run = tmp_path / "family" / "run"
+    assert {path.name for path in (run / "drafter").iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert [row["step"] for row in metrics(run) if row["acceptance_length"]] == ["3", "4"]
+    written = json.loads((run / "evaluation.json").read_text())
+    assert {result["temperature"] for result in written["results"]} == {0.0, 1.0}
+    assert (run / "report.html").is_file() and (run / "export-vllm" / "config.json").is_file()
+    for path in ("drafter", "evaluation.json", "report.html", "export-vllm"):
+        assert str(run / path) in out
+    assert "step 4/4" in err and "tokens/s" in err
+    extra = json.loads((run / "drafter" / "config.json").read_text())["extra"]
+    assert extra["decoding"] == {"num_draft_tokens": 2}
+    assert extra["target"] == {
+        "dtype": "float32",
+        "num_hidden_layers": 6,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+    }
+
+
+def test_wandb_offline_by_one_word(train, arguments, tmp_path):
+    wandb = pytest.importorskip("wandb")
+    status, _, err = train(*arguments, "logger=wandb", "logger.offline=true", "evaluate=false", "export=null")
+    assert status == 0, err
+    wandb.teardown()  # the file is written by a process of W&B's own
+    (record,) = (tmp_path / "family" / "run").glob("wandb/offline-run-*/run-*.wandb")
+    names = wandb_names(record)
+    assert {"train/loss", "train/tokens_per_second", "acceptance_length", "conditional_acceptance_rate_1"} <= names
+
+
+def wandb_names(path: Path) -> set[str]:
+    """The metric names in W&B's own file of an offline run."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    names = set()
+    for data in wandb_records(path.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        names |= {item.key or "/".join(item.nested_key) for item in record.history.item}
+    return names
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a LevelDB log: after 7 bytes, pieces of (crc 4, length 2, kind 1, payload) in blocks of 32 KiB."""
+    assert data[:4] == b":W&B"
+    position, record = 7, b""
+    while position + 7 <= len(data):
+        rest = 32768 - position % 32768
+        if rest < 7:
+            position += rest
+            continue
+        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
+def test_tensorboard_by_one_word(train, arguments, tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    status, _, err = train(*arguments, "logger=tensorboard", "evaluate=false", "export=null")
+    assert status == 0, err
+    events = event_accumulator.EventAccumulator(str(tmp_path / "family" / "run" / "tensorboard")).Reload()
+    assert {"train/loss", "acceptance_length"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("acceptance_length")] == [3, 4]
+
+
+def test_interrupt_leaves_a_checkpoint_and_resume_continues(train, arguments, tmp_path):
+    quick = [*arguments, "evaluate=false", "export=null", "trainer.max_steps=40", "live.every_n_steps=0"]
+    whole, part, rest = (tmp_path / "family" / name for name in ("whole", "part", "rest"))
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "train.py", *quick, f"hydra.run.dir={part}"],
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step 3/"):
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 130, err
+    assert "resume=auto" in out
+    assert (part / "checkpoints" / "last.ckpt").is_file()
+    stopped = max(int(step) for step in losses(part))
+    assert 3 <= stopped < 40
+
+    status, _, err = train(*quick, f"hydra.run.dir={rest}", "resume=auto")
+    assert status == 0, err
+    status, _, err = train(*quick, f"hydra.run.dir={whole}")
+    assert status == 0, err
+    expected = losses(whole)
+    assert min(int(step) for step in losses(rest)) == stopped + 1
+    for step, loss in (losses(part) | losses(rest)).items():
+        assert float(loss) == pytest.approx(float(expected[step]), rel=1e-5)
+    assert set(losses(part) | losses(rest)) == set(expected)
+
+
+def test_resuming_a_finished_run_keeps_its_head(train, arguments, tmp_path):
+    first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
+    assert train(*arguments, "evaluate=false", "export=null", f"hydra.run.dir={first}")[0] == 0
+    time.sleep(0.01)
+    assert train(*arguments, "evaluate=false", "export=null", f"hydra.run.dir={second}", f"resume={first}")[0] == 0
+    weights = [(run / "drafter" / "model.safetensors").read_bytes() for run in (first, second)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["trainer.max_stepz=3"], "unknown config key 'trainer.max_stepz'"),
+        (["nonsense=3"], "unknown config key 'nonsense'"),
+        (["target=llama-9b"], "Could not find 'target/llama-9b'"),
+        (["target.name=embedded://large"], "no embedded target 'embedded://large'"),
+        (["decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
+        (["model.draft_vocab_size=321"], "model.draft_vocab_size is 321"),
+        (["export=tensorrt"], "export=tensorrt is unknown: expected sglang, vllm"),
+        (["resume=/nonexistent"], "does not exist"),
+        (["strategy=single", "trainer.devices=2"], "strategy=single trains on one device"),
+        (["hydra.run.dir={file}/run"], "cannot"),
+    ],
+)
+def test_bad_input_is_one_sentence(train, arguments, tmp_path, overrides, sentence):
+    (tmp_path / "file").touch()
+    overrides = [override.format(file=tmp_path / "file") for override in overrides]
+    status, _, err = train(*arguments, *overrides)
+    assert status == 2
+    lines = [line for line in err.splitlines() if line]
+    assert len(lines) == 1 and lines[0].startswith("error: ") and sentence in lines[0]
+
+
+def test_the_real_target_fails_early_without_a_hub(train, monkeypatch, tmp_path):
+    def unreachable(*_args, **_kwargs):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("specdraft.training.blueprint.get_hf_file_metadata", unreachable)
+    monkeypatch.setattr("specdraft.training.blueprint._cached", lambda *_args: False)
+    status, out, err = train("model=eagle3", "target=llama-8b", f"hydra.run.dir={tmp_path}")
+    assert status == 2 and not out
+    assert err.startswith("error: the target 'meta-llama/Llama-3.1-8B-Instruct' is not on this machine")
+    status, out, _ = train("target=llama-8b", "plan=true", f"hydra.run.dir={tmp_path}")
+    assert status == 0 and "8,030.3 M parameters" in out and "GFLOP" in out
+
+
+def test_nan_loss_is_one_sentence(train, arguments, tmp_path):
+    status, _, err = train(*arguments, "model.optimizer.learning_rate=1e30")
+    assert status == 2
+    assert "error: the training loss is " in err and "at step" in err

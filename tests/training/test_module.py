@@ -1,0 +1,136 @@
+import csv
+import json
+
+import pytest
+import torch
+from lightning import Callback
+from lightning.pytorch.loggers import CSVLogger
+
+from specdraft.drafters.checkpoint import load_drafter
+from specdraft.errors import UserError
+from specdraft.training.schedule import OptimizerSettings
+
+
+def test_trains_logs_and_keeps_the_target_out(make_run, tmp_path):
+    logger = CSVLogger(tmp_path, name="", version="", flush_logs_every_n_steps=1)
+    trainer, module, data, live, _ = make_run(max_steps=40, every=20, logger=logger)
+    before = module.target.head.weight.clone()
+    trainer.fit(module, data)
+
+    assert sum(module.losses[-5:]) < 0.9 * sum(module.losses[:5])
+    assert torch.equal(before, module.target.head.weight) and not module.target.head.weight.requires_grad
+    assert all(name.startswith("drafter.") for name in module.state_dict())
+
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    names = {name for row in rows for name, value in row.items() if value}
+    assert names >= {
+        "train/loss",
+        "train/loss_step_0",
+        "train/loss_step_1",
+        "train/alpha_0",
+        "train/alpha_1",
+        "train/match_0",
+        "train/teacher_forced_acceptance_length",
+        "train/learning_rate",
+        "train/grad_norm",
+        "train/tokens_per_second",
+        "validation/loss",
+        "validation/teacher_forced_acceptance_length",
+        "acceptance_length",
+        "draft_acceptance_rate",
+        "conditional_acceptance_rate_1",
+    }
+    first = next(row for row in rows if row["train/loss"])
+    assert first["step"] == "2" and float(first["train/loss"]) == pytest.approx(sum(module.losses[:2]) / 2, rel=1e-5)
+    survival = [float(first[f"train/match_{step}"]) for step in range(2)]
+    assert float(first["train/teacher_forced_acceptance_length"]) == pytest.approx(1 + sum(survival))
+    measured = [row for row in rows if row["acceptance_length"]]
+    assert [row["step"] for row in measured] == ["20", "40"]
+
+    drafter, config = load_drafter(tmp_path / "run")
+    best = max(float(row["acceptance_length"]) for row in measured)
+    assert config["extra"]["training"]["live_acceptance_length"] == pytest.approx(best) == pytest.approx(live.best)
+    if live.best_step == 40:
+        assert torch.equal(drafter.fc.weight, module.drafter.fc.weight)
+
+
+def test_checkpoint_is_plain_and_holds_the_drafter_alone(make_run, tmp_path):
+    trainer, module, data, *_ = make_run(max_steps=4)
+    trainer.fit(module, data)
+    directory = tmp_path / "run" / "checkpoints"
+    assert sorted(path.name for path in directory.iterdir()) == ["best.ckpt", "last.ckpt"]
+    checkpoint = torch.load(directory / "last.ckpt", weights_only=True)
+    assert json.dumps(checkpoint["hyper_parameters"]) == '{"run": {"seed": 1}}'
+    assert {"drafter.d2t", "drafter.t2d"} < set(checkpoint["state_dict"])
+    assert not any("target" in name for name in checkpoint["state_dict"])
+
+
+def test_resumed_run_equals_the_undisturbed_one(make_run, tmp_path):
+    trainer, whole, data, *_ = make_run(tmp_path / "whole", max_steps=12)
+    trainer.fit(whole, data)
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            if trainer.global_step == 7:
+                stop.requested = True
+
+    trainer, part, data, _, stop = make_run(tmp_path / "part", max_steps=12, callbacks=[Stop()])
+    with pytest.raises(Exception, match="stopped after step 7"):
+        trainer.fit(part, data)
+    last = tmp_path / "part" / "checkpoints" / "last.ckpt"
+    trainer, rest, data, *_ = make_run(tmp_path / "rest", max_steps=12)
+    trainer.fit(rest, data, ckpt_path=last)
+
+    assert part.losses == whole.losses[:7]
+    assert rest.losses == whole.losses[7:]
+    for ours, theirs in zip(rest.drafter.parameters(), whole.drafter.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_error_inside_a_step_leaves_a_resumable_checkpoint(make_run, tmp_path):
+    trainer, whole, data, *_ = make_run(tmp_path / "whole", max_steps=8)
+    trainer.fit(whole, data)
+
+    class Fail(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == 5:
+                raise RuntimeError("out of luck")
+
+    trainer, part, data, *_ = make_run(tmp_path / "part", max_steps=8, callbacks=[Fail()])
+    with pytest.raises(RuntimeError, match="out of luck"):
+        trainer.fit(part, data)
+    trainer, rest, data, *_ = make_run(tmp_path / "rest", max_steps=8)
+    trainer.fit(rest, data, ckpt_path=tmp_path / "part" / "checkpoints" / "last.ckpt")
+    assert part.losses + rest.losses == whole.losses
+
+
+def test_draft_vocabulary_is_verified_on_resume(make_run, tmp_path):
+    trainer, module, data, *_ = make_run(max_steps=3)
+    trainer.fit(module, data)
+    trainer, module, data, *_ = make_run(tmp_path / "other", max_steps=6)
+    module.drafter.set_draft_vocabulary(torch.arange(1, 64, 2))
+    with pytest.raises(UserError, match="cannot resume: draft vocabulary hash"):
+        trainer.fit(module, data, ckpt_path=tmp_path / "run" / "checkpoints" / "last.ckpt")
+
+
+def test_nan_loss_names_step_and_keeps_the_last_checkpoint(make_run, tmp_path):
+    class Poison(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == 4:
+                pl_module.drafter.fc.weight.data.fill_(float("nan"))
+
+    trainer, module, data, *_ = make_run(max_steps=8, callbacks=[Poison()])
+    with pytest.raises(UserError, match=r"training loss is nan at step 4 \(batch 4\)"):
+        trainer.fit(module, data)
+    state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 4 and all(torch.isfinite(value).all() for value in state["state_dict"].values())
+
+
+def test_schedule_warms_up_and_decays():
+    settings = OptimizerSettings(warmup_steps=0.1, final_ratio=0.05)
+    ratios = [settings.ratio(step, 100) for step in range(100)]
+    assert ratios[0] == pytest.approx(0.1) and max(ratios) == pytest.approx(1.0, abs=1e-3)
+    assert ratios.index(max(ratios)) == 9 and ratios[-1] == pytest.approx(0.05)
+    assert OptimizerSettings(warmup_steps=5).ratio(1, 100) == pytest.approx(0.4)
+    with pytest.raises(UserError, match="learning_rate"):
+        OptimizerSettings(learning_rate=0)
