@@ -16,7 +16,7 @@ from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.tree import DraftTree
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities, same_rate
 
-V, DRAWS = 6, 2500
+V, DRAWS = 6, 2000
 KINDS = ["near", "far", "missing", "deterministic"]
 
 

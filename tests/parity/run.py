@@ -93,8 +93,8 @@ def main() -> None:
     started = time.perf_counter()
     ours = decode(Decoder(target, drafter, options.num_draft_tokens), prompts, MAX_NEW_TOKENS)
     decoded = time.perf_counter()
-    # -P: without it the script's folder, and this repository, could shadow the engine's packages.
-    command = [str(options.engine_python), "-P", str(HERE / "vllm_side.py"), str(request_file), str(answer_file)]
+    # -P: without it the script's folder could shadow the engine's packages.
+    command = [str(options.engine_python), "-P", "-W", "ignore", str(HERE / "vllm_side.py"), str(request_file), str(answer_file)]
     subprocess.run(command, check=True)
     print(f"our decoder {decoded - started:.1f} s, vLLM {time.perf_counter() - decoded:.1f} s\n")
 

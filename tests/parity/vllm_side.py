@@ -41,6 +41,7 @@ def decode(request: dict[str, Any], speculative: dict[str, Any] | None) -> dict[
         max_model_len=request["max_model_len"],
         max_num_seqs=request["max_num_seqs"],
         disable_log_stats=False,
+        use_tqdm_on_load=False,
         per_request_spec_decode_metrics="detailed" if speculative else "none",
         seed=0,
         speculative_config=speculative,

@@ -1,0 +1,89 @@
+# The commands of a fresh clone. Each sets up what it needs; nothing has to be installed or activated before.
+#   make train ARGS="model=eagle3 target=llama-8b"     make test PYTHON=python3.12     make help
+
+PYTHON ?= python3
+# One environment per interpreter, so that PYTHON=python3.12 never reuses another version's.
+VENV ?= .venv$(if $(filter-out python3 python,$(notdir $(PYTHON))),-$(notdir $(PYTHON)))
+INSTALLED := $(VENV)/.installed
+RUN := $(VENV)/bin/python
+ARGS ?=
+
+# vLLM and speculators pin packages of their own, so each lives in an environment of its own.
+PARITY_VENV := .venv-parity
+PARITY_PIP := $(PARITY_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps
+PEERS_VENV := .venv-speculators
+PEERS_PIP := $(PEERS_VENV)/bin/python -m pip install -qq --disable-pip-version-check
+
+export PYTHONUNBUFFERED := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train evaluate export test lint format parity benchmark benchmark-peers lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  ARGS="..." passes options on; PYTHON=python3.12 chooses the interpreter (3.11 to 3.13).'
+
+setup: $(INSTALLED) ## create the environment and install the locked packages (every other command does this by itself)
+
+$(INSTALLED): requirements/dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "error: $(PYTHON) is Python %d.%d: expected 3.11 to 3.13, name one with PYTHON=python3.12" % v)'
+	@test -x $(RUN) && $(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo 'installing requirements/dev.lock into $(VENV) (a minute or two, about 1.7 GB)'
+	@$(RUN) -m pip install -qq --disable-pip-version-check -r requirements/dev.lock
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+train: $(INSTALLED) ## train, evaluate and export a drafter; without ARGS on the embedded target
+	$(RUN) train.py $(ARGS)
+
+evaluate: $(INSTALLED) ## measure a drafter: ARGS="checkpoint=PATH"
+	$(RUN) evaluate.py $(ARGS)
+
+export: $(INSTALLED) ## write an engine's format: ARGS="engine=vllm checkpoint=PATH"
+	$(RUN) export $(ARGS)
+
+test: lint ## style, types and tests; ARGS goes to pytest
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(INSTALLED) ## style and types alone
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
+
+format: $(INSTALLED) ## mend what can be mended
+	$(RUN) -m ruff check --fix
+	$(RUN) -m ruff format
+
+$(PARITY_VENV)/.installed: requirements/parity.lock
+	@test -x $(PARITY_VENV)/bin/python || $(PYTHON) -m venv $(PARITY_VENV)
+	@echo 'installing requirements/parity.lock into $(PARITY_VENV) (a few minutes, about 3 GB)'
+	@$(PARITY_PIP) torch==2.13.0+cpu || $(PARITY_PIP) --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu
+	@$(PARITY_PIP) -r requirements/parity.lock
+	@touch $@
+
+parity: $(INSTALLED) $(PARITY_VENV)/.installed ## the exported head in the real vLLM: same tokens, exactly our counts; HEAD=PATH takes a checkpoint
+	$(RUN) tests/parity/run.py $(if $(HEAD),--head $(HEAD)) $(ARGS)
+
+benchmark: $(INSTALLED) ## the training step side by side; ARGS goes to benchmarks/train_step.py
+	$(RUN) benchmarks/train_step.py $(ARGS)
+
+$(PEERS_VENV)/.installed: requirements/speculators.txt
+	@test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
+	@echo 'installing requirements/speculators.txt into $(PEERS_VENV)'
+	@$(PEERS_PIP) -r requirements/speculators.txt
+	@$(PEERS_PIP) --no-deps speculators==0.9.0 hs-connectors==0.9.0 # its torchvision does not fit a CPU build of torch
+	@touch $@
+
+benchmark-peers: $(INSTALLED) $(PEERS_VENV)/.installed ## the same, speculators 0.9.0 included
+	$(RUN) benchmarks/train_step.py --speculators-python $(PEERS_VENV)/bin/python $(ARGS)
+
+lock: ## renew requirements/dev.lock from the ranges in pyproject.toml
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet '.[dev]'
+	sed -n '/^#/p' requirements/dev.lock > build/dev.lock
+	build/lock/bin/python -m pip freeze --all --exclude pip --exclude specdraft | sed 's/+cpu$$//' >> build/dev.lock
+	mv build/dev.lock requirements/dev.lock
+
+clean: ## remove environments and caches (runs stay)
+	rm -rf .venv .venv-* build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,55 @@
+"""What the benchmarks share: runs in alternation, medians and ratios, and a dated JSON that says on what machine."""
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from specdraft.evaluation.environment import machine, versions
+from specdraft.files import atomic_file
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Call each run once a round, A B C A B C: a neighbour that wakes up slows all of them, not one."""
+    measured: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            measured[name].append(run())
+    return measured
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """The median over rounds of the ratio within a round."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def write_result(name: str, settings: dict[str, Any], result: dict[str, Any]) -> Path:
+    """Write ``results/NAME-DATE-TIME.json`` and return its path."""
+    now = datetime.now().astimezone()
+    content = {
+        "benchmark": name,
+        "date": now.isoformat(timespec="seconds"),
+        "machine": {**machine(), "load_average": [round(load, 2) for load in os.getloadavg()]},
+        "versions": versions(),
+        "settings": settings,
+        **result,
+    }
+    path = RESULTS / f"{name}-{now:%Y-%m-%d-%H%M}.json"
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell, numbers to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    for row in (header, *rows):
+        first, *rest = (
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join([first, *rest]))

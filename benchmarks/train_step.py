@@ -1,0 +1,171 @@
+"""The EAGLE-3 training step side by side: ours, a plain reference, and speculators 0.9.0's own.
+
+``python benchmarks/train_step.py [--speculators-python PATH]``. Every contender has a process of its own, the same
+weights and the same data; steps are taken in turns. Reported: tokens per second of wall clock and of processor time
+(medians), the memory that a step needs above what the process holds anyway (weights, optimizer state, libraries), and
+the losses, which must agree to 1e-4 where the definitions do (contenders/speculators.py says where they do not).
+
+``make benchmark-peers`` makes the environment that ``--speculators-python`` names and runs this.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import alternate, median_ratio, print_table, write_result
+from contenders.problem import Shape
+
+LOSS_TOLERANCE = 1e-4
+
+
+class Worker:
+    """A contender's process."""
+
+    def __init__(self, name: str, python: str, shape: Shape, threads: int) -> None:
+        here = Path(__file__).parent
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "passive",  # waiting contenders must not take the cores of the one that runs
+            "HF_HUB_OFFLINE": "1",
+        }
+        command = [python, str(here / "step_worker.py"), name, json.dumps(asdict(shape)), str(threads)]
+        self.name = name
+        self.process = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.memory = self._answer()
+        self.steps: list[dict[str, float]] = []
+
+    def step(self) -> float:
+        """Take a step; returns its wall-clock seconds."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.steps.append(self._answer())
+        return self.steps[-1]["wall_seconds"]
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+    def _answer(self) -> dict[str, float]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            _, problems = self.process.communicate()
+            sys.exit(f"error: the contender {self.name} failed:\n{problems[-2000:]}")
+        return json.loads(line)
+
+
+def compare(shape: Shape, pythons: dict[str, str], rounds: int, threads: int) -> dict[str, Any]:
+    """Measure all contenders on one shape."""
+    workers = []
+    for name, python in pythons.items():  # one after another: their first steps measure memory undisturbed
+        workers.append(Worker(name, python, shape, threads))
+    try:
+        alternate({worker.name: worker.step for worker in workers}, rounds)
+    finally:
+        for worker in workers:
+            worker.close()
+    ours = workers[0]
+    contenders = {}
+    for worker in workers:
+        seconds = {kind: [step[f"{kind}_seconds"] for step in worker.steps] for kind in ("wall", "cpu")}
+        mine = {kind: [step[f"{kind}_seconds"] for step in ours.steps] for kind in ("wall", "cpu")}
+        losses = [worker.memory["loss"], *(step["loss"] for step in worker.steps)]
+        contenders[worker.name] = {
+            "tokens_per_second": shape.tokens / statistics.median(seconds["wall"]),
+            "tokens_per_cpu_second": shape.tokens / statistics.median(seconds["cpu"]),
+            "step_peak_mib": worker.memory["step_peak_mib"],
+            "resident_mib": worker.memory["resident_mib"],
+            "losses": losses,
+            "loss_difference": abs(losses[0] - ours.memory["loss"]) / abs(ours.memory["loss"]),
+            "ours_speed_ratio": median_ratio(seconds["wall"], mine["wall"]),
+            "ours_cpu_speed_ratio": median_ratio(seconds["cpu"], mine["cpu"]),
+            "ours_memory_ratio": ours.memory["step_peak_mib"] / worker.memory["step_peak_mib"],
+            "seconds": seconds,
+        }
+    return contenders
+
+
+def show(title: str, contenders: dict[str, Any]) -> None:
+    """One table."""
+    print(f"\n{title}")
+    header = ["", "tokens/s", "per CPU s", "step MiB", "loss", "ours: speed", "CPU speed", "memory"]
+    rows = [
+        [
+            name,
+            f"{c['tokens_per_second']:.0f}",
+            f"{c['tokens_per_cpu_second']:.0f}",
+            f"{c['step_peak_mib']:.0f}",
+            f"{c['losses'][0]:.6f}",
+            f"{c['ours_speed_ratio']:.2f}x",
+            f"{c['ours_cpu_speed_ratio']:.2f}x",
+            f"{c['ours_memory_ratio']:.2f}x",
+        ]
+        for name, c in contenders.items()
+    ]
+    print_table(header, rows)
+
+
+def main() -> None:
+    """Parse options, compare on each setting, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speculators-python", help="interpreter of an environment with speculators 0.9.0")
+    parser.add_argument("--rounds", type=int, default=5, help="measured steps of each contender (default 5)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--hidden-size", type=int, default=512)
+    parser.add_argument("--draft-vocab-size", type=int, default=32_000)
+    parser.add_argument("--vocab-size", type=int, help="of the target (default: as large as the draft vocabulary)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of the training-time test (default 5)")
+    parser.add_argument("--no-reference", action="store_true", help="leave out the plain reference, which needs 6 GiB")
+    arguments = parser.parse_args()
+
+    pythons = {"ours": sys.executable}
+    if not arguments.no_reference:
+        pythons["reference"] = sys.executable
+    if arguments.speculators_python:
+        pythons |= dict.fromkeys(("speculators", "speculators-frozen_head"), arguments.speculators_python)
+    shape = {
+        "hidden_size": arguments.hidden_size,
+        "intermediate_size": 3 * arguments.hidden_size,
+        "num_heads": arguments.hidden_size // 64,
+        "num_kv_heads": max(1, arguments.hidden_size // 256),
+        "vocab_size": arguments.vocab_size or arguments.draft_vocab_size,
+        "draft_vocab_size": arguments.draft_vocab_size,
+        "tokens": arguments.tokens,
+        "steps": arguments.steps,
+    }
+    torch.set_num_threads(arguments.threads)
+    settings = {"all_tokens_supervised": 0, "half_is_prompt": arguments.tokens // 2}
+    result = {}
+    disagreeing = []
+    for title, first_supervised in settings.items():
+        contenders = compare(
+            Shape(**shape, first_supervised=first_supervised), pythons, arguments.rounds, arguments.threads
+        )
+        show(title.replace("_", " "), contenders)
+        result[title] = contenders
+        for name, contender in contenders.items():
+            # With a prompt the peer supervises other rows than we do: the losses then differ by definition.
+            comparable = first_supervised == 0 or not name.startswith("speculators")
+            if comparable and contender["loss_difference"] > LOSS_TOLERANCE:
+                disagreeing.append(f"{name} ({title}): {contender['loss_difference']:.1e}")
+    path = write_result("train_step", {**shape, "rounds": arguments.rounds}, {"contenders": result})
+    print(f"\nwritten to {path}")
+    if disagreeing:
+        sys.exit(f"error: losses differ by more than {LOSS_TOLERANCE}: {', '.join(disagreeing)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Write a trained drafter as a serving engine loads it: ``python export engine=vllm checkpoint=PATH``."""
+
+import hydra
+from omegaconf import DictConfig
+
+from specdraft.entry import build, entry_point
+from specdraft.errors import UserError
+
+
+@entry_point
+@hydra.main(version_base=None, config_path="../conf", config_name="export")
+def main(config: DictConfig) -> None:
+    """Export, and say where to."""
+    # Imported here so that --help answers at once.
+    from specdraft.export import export
+
+    if config.checkpoint is None:
+        raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
+    print(f"export: {export(config.checkpoint, build(config.engine), config.output)}")
+
+
+if __name__ == "__main__":
+    main()

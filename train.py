@@ -1,0 +1,64 @@
+"""Train a drafter, measure it, export it: ``python train.py model=eagle3 target=llama-8b``; ``--help`` says more."""
+
+import sys
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from lightning import seed_everything
+from omegaconf import DictConfig, OmegaConf
+
+from specdraft.entry import INTERRUPTED, build, entry_point
+
+CONF = Path(__file__).parent / "conf"
+
+
+@entry_point(CONF, "train")
+def main(config: DictConfig) -> None:
+    """Target, data, training, then evaluation and export of the best head."""
+    # Imported here so that --help answers at once.
+    from specdraft.drafters.checkpoint import load_drafter
+    from specdraft.evaluation import EvaluationSettings, evaluate, load_prompts, table, write_report
+    from specdraft.export import export
+    from specdraft.training.checkpoints import Interrupted, find_resume
+    from specdraft.training.fit import build_logger, fit
+    from specdraft.training.plan import find_architecture, make_plan
+    from specdraft.training.preflight import check_before_work, engine_config
+    from specdraft.training.quiet import quiet
+
+    directory = Path(HydraConfig.get().runtime.output_dir)
+    settings = EvaluationSettings.from_config(OmegaConf.to_container(config.decoding), config.seed)
+    if config.plan:
+        print("\n".join(make_plan(config, *find_architecture(config)).lines()))
+        return
+    check_before_work(config, directory)
+    engine = build(engine_config(CONF, config.export)) if config.export else None
+    resume = find_resume(config.resume, Path(config.run_family), print)
+    quiet()
+    seed_everything(config.seed, workers=True, verbose=False)
+    logger = build_logger(config)
+    target = build(config.target)
+    data = build(config.data)
+    data.prepare(target)
+    try:
+        module = fit(config, target, data, logger, directory, resume)
+    except Interrupted as stop:
+        print(f"\n{stop}, as does resume=auto")
+        sys.exit(INTERRUPTED)
+    if not module.trainer.is_global_zero:
+        return
+
+    print(f"\nhead:    {directory / 'drafter'}")
+    if config.evaluate:
+        drafter = load_drafter(directory)[0].to(target.device, target.dtype)
+        prompts = load_prompts(config.evaluation.benchmark, config.evaluation.limit)
+        notes = {"benchmark": config.evaluation.benchmark, "checkpoint": str(directory)}
+        evaluation = evaluate(target, drafter, prompts, settings, build(config.compare), notes)
+        print(table(evaluation))
+        print(f"\nresults: {evaluation.write_json(directory / 'evaluation.json')}")
+        print(f"report:  {write_report(evaluation, directory / 'report.html')}")
+    if engine is not None:
+        print(f"export:  {export(directory, engine)}")
+
+
+if __name__ == "__main__":
+    main()
