@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -10,8 +9,7 @@ from specdraft.entry import build, entry_point
 from specdraft.errors import UserError
 
 
-@entry_point
-@hydra.main(version_base=None, config_path="conf", config_name="evaluate")
+@entry_point(Path(__file__).parent / "conf", "evaluate")
 def main(config: DictConfig) -> None:
     """Decode the benchmark's prompts with and without the drafter; print a table, write JSON and HTML."""
     # Imported here so that --help answers at once.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from lightning import seed_everything
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from specdraft.entry import INTERRUPTED, build, entry_point
 
@@ -26,7 +26,7 @@ def main(config: DictConfig) -> None:
     from specdraft.training.quiet import quiet
 
     directory = Path(HydraConfig.get().runtime.output_dir)
-    settings = EvaluationSettings.from_config(OmegaConf.to_container(config.decoding), config.seed)
+    settings = EvaluationSettings.from_config(config.decoding, config.seed)
     if config.plan:
         print("\n".join(make_plan(config, *find_architecture(config)).lines()))
         return

@@ -1,14 +1,14 @@
 """Write a trained drafter as a serving engine loads it: ``python export engine=vllm checkpoint=PATH``."""
 
-import hydra
+from pathlib import Path
+
 from omegaconf import DictConfig
 
 from specdraft.entry import build, entry_point
 from specdraft.errors import UserError
 
 
-@entry_point
-@hydra.main(version_base=None, config_path="../conf", config_name="export")
+@entry_point(Path(__file__).parent.parent / "conf", "export")
 def main(config: DictConfig) -> None:
     """Export, and say where to."""
     # Imported here so that --help answers at once.

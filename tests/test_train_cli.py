@@ -226,6 +226,22 @@ def test_interrupt_leaves_a_checkpoint_and_resume_continues(train, arguments, tm
     assert set(losses(part) | losses(rest)) == set(expected)
 
 
+def test_two_ranks_equal_one(train, arguments, tmp_path):
+    quick = [*arguments, "evaluate=false", "export=null"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    status, _, err = train(*quick, f"hydra.run.dir={one}")
+    assert status == 0, err
+    options = ["trainer.devices=2", "data.batch_size=1", "strategy=ddp", f"hydra.run.dir={two}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "train.py", *quick, *options]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert losses(one).keys() == losses(two).keys()
+    for name in ("train/loss", "validation/loss", "acceptance_length", "draft_acceptance_rate"):
+        ours, theirs = ([float(row[name]) for row in metrics(run) if row[name]] for run in (one, two))
+        assert theirs == pytest.approx(ours, rel=1e-4), name
+
+
 def test_resuming_a_finished_run_keeps_its_head(train, arguments, tmp_path):
     first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
     assert train(*arguments, "evaluate=false", "export=null", f"hydra.run.dir={first}")[0] == 0

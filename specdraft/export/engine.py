@@ -3,9 +3,6 @@
 One subclass per engine, in a file of its own; ``conf/engine/*.yaml`` mirrors the constructors.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from specdraft.errors import UserError
 from specdraft.export.layout import DTYPES
 
@@ -20,8 +17,8 @@ class Engine:
             raise UserError(f"engine.dtype is {dtype!r}: expected auto, {', '.join(DTYPES)}")
         self.dtype = dtype
 
-    def check(self, config: Mapping[str, Any]) -> None:
-        """Raise UserError for a head (its exported ``config.json``) that this engine cannot serve."""
+    def check_target(self, architecture: str) -> None:
+        """Raise UserError for a target (its transformers class) with which this engine serves no EAGLE-3 head."""
 
     def usage(self, target: str, directory: str, num_draft_tokens: int, dtype: str) -> str:
         """Markdown for the model card: how this engine is started with the head in ``directory``."""

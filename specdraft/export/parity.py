@@ -40,7 +40,9 @@ class Run:
 def decode(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Run:
     """Our half: the evaluator's own decoder and counts."""
     counts = AcceptanceCounts(decoder.num_draft_tokens)
-    generations = [decoder.generate(prompt, max_new_tokens) for prompt in tqdm(prompts, "decoding", unit="prompt", disable=None)]
+    generations = [
+        decoder.generate(prompt, max_new_tokens) for prompt in tqdm(prompts, "decoding", unit="prompt", disable=None)
+    ]
     for generation in generations:
         counts.add(generation)
     return Run(

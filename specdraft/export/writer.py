@@ -36,12 +36,12 @@ def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = N
     output = Path(output) if output is not None else source.parent / f"export-{engine.name}"
     _check_output(output)
     target: dict[str, Any] = trained.get("extra", {}).get("target", {})
+    engine.check_target(target.get("architecture", "unknown"))
     dtype = target.get("dtype", "float32") if engine.dtype == "auto" else engine.dtype
     special_ids = {key: target.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = layout_config(drafter.config(), dtype, special_ids)
     tensors = layout_tensors(drafter.state_dict(), config)
     validate(config, tensors, target.get("num_hidden_layers"))
-    engine.check(config)
     evaluation = next((path for path in _evaluations(source) if path.is_file()), None)
     card = model_card(trained, config, engine, output, evaluation)
     with atomic_directory(output) as temporary:

@@ -52,7 +52,7 @@ def load(name: str, revision: str | None, dtype: str, attention: str, trust_remo
 
 def config_hash(config: PreTrainedConfig) -> str:
     """A hash of what the configuration says of the architecture; file locations and versions are left out."""
-    volatile = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+    volatile = {"_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"}
     kept = {key: value for key, value in config.to_dict().items() if key not in volatile}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

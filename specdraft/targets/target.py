@@ -82,9 +82,7 @@ class Target:
         self.max_length: int = self.config.max_position_embeddings
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self._scale = self._logit_scale()
-        self.identity = TargetIdentity(
-            name, revision, loading.config_hash(self.config), loading.weights_hash(model)
-        )
+        self.identity = TargetIdentity(name, revision, loading.config_hash(self.config), loading.weights_hash(model))
         self._check_logits(architecture)
 
     @classmethod

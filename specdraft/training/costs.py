@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from specdraft.drafters.base import Drafter
+
 _EXPERT = re.compile(r"\bexperts\b")
 
 
@@ -49,7 +51,7 @@ def target_forward_flops(sizes: Sizes, row_length: int) -> float:
     return 2.0 * sizes.active + 2.0 * sizes.attention * row_length
 
 
-def eagle3_training_flops(drafter: nn.Module, row_length: int) -> tuple[float, float]:
+def eagle3_training_flops(drafter: Drafter, row_length: int) -> tuple[float, float]:
     """FLOPs per token of an EAGLE-3 head, (forward, backward), if every position is supervised.
 
     The fusion runs once, and its inputs need no gradient; everything else runs once per step.
@@ -58,16 +60,16 @@ def eagle3_training_flops(drafter: nn.Module, row_length: int) -> tuple[float, f
     fusion = matrices["fc.weight"]
     per_step = sum(matrices.values()) - fusion
     width = matrices["midlayer.self_attn.o_proj.weight"] // drafter.config()["hidden_size"]
-    steps = drafter.ttt_steps  # type: ignore[union-attr]
+    steps = drafter.config()["ttt_steps"]
     attention = 2.0 * width * row_length
     forward = 2.0 * fusion + steps * (2.0 * per_step + attention)
     backward = 2.0 * fusion + steps * (4.0 * per_step + 2.0 * attention)
     return forward, backward
 
 
-def eagle3_activation_bytes(drafter: nn.Module, tokens: int, element: int) -> float:
+def eagle3_activation_bytes(drafter: Drafter, tokens: int, element: int) -> float:
     """Bytes that one step keeps for backward, an estimate: the layer's inputs at every step, plus a chunk of logits."""
-    config = drafter.config()  # type: ignore[operator]
+    config = drafter.config()
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     attention = (config["num_attention_heads"] + 2 * config["num_key_value_heads"]) * config["head_dim"]
     # residuals, norms and their fp32 copies, [norm(e), norm(g)], q k v and rotated q k, attention out, gated MLP

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningDataModule
 from lightning.pytorch.loggers import Logger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 
+from specdraft.data.datamodule import DataModule
 from specdraft.decoding.sampling import Sampling
 from specdraft.entry import build
 from specdraft.errors import UserError
@@ -39,7 +39,7 @@ def build_logger(config: DictConfig) -> Logger:
 
 
 def fit(
-    config: DictConfig, target: Target, data: LightningDataModule, logger: Logger, directory: Path, resume: Path | None
+    config: DictConfig, target: Target, data: DataModule, logger: Logger, directory: Path, resume: Path | None
 ) -> DrafterModule:
     """Train. ``directory`` then holds checkpoints/ and drafter/, the best head. ``data`` is prepared.
 
@@ -120,4 +120,9 @@ def _precision(config: DictConfig) -> Any:
 def _about_target(target: Target) -> dict[str, Any]:
     """What an export must know of the target without loading it."""
     ids = {f"{kind}_token_id": getattr(target.config, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}
-    return {"dtype": str(target.dtype).removeprefix("torch."), "num_hidden_layers": target.num_layers, **ids}
+    return {
+        "architecture": type(target.model).__name__,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "num_hidden_layers": target.num_layers,
+        **ids,
+    }

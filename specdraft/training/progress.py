@@ -24,7 +24,8 @@ def progress(terminal: bool | None = None) -> Callback:
 
 def _values(trainer: Trainer) -> dict[str, str]:
     metrics = trainer.callback_metrics
-    return {label: f"{float(metrics[name]):,.4g}" for label, name in _SHOWN.items() if name in metrics}
+    values = {label: float(metrics[name]) for label, name in _SHOWN.items() if name in metrics}
+    return {label: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for label, value in values.items()}
 
 
 class ProgressBar(TQDMProgressBar):

@@ -12,6 +12,8 @@ _HARMLESS = (
     r".*ended before the epoch ended and your dataloader is not resumable.*",  # the data module resumes it
     r".*Checkpoint directory .* exists and is not empty.*",
     r".*Experiment logs directory .* exists and is not empty.*",
+    r"It is recommended to use `self\.log\(.*sync_dist=True.*",  # the counts are summed over ranks before
+    r"`torch\.distributed\.\w+_tensor` is deprecated.*",  # inside DeepSpeed
     r"Starting from v1\.9\.0, `tensorboardX`.*",
 )
 

@@ -69,6 +69,17 @@ def uses_gpus(accelerator: str) -> bool:
     return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
+def claim_gpu(trainer: Mapping[str, Any]) -> None:
+    """Make this process's own GPU the current one, so that not every rank loads the target onto the first."""
+    if not uses_gpus(trainer["accelerator"]):
+        return
+    rank, devices = int(os.environ.get("LOCAL_RANK", 0)), trainer["devices"]
+    chosen = [int(part) for part in devices.split(",") if part.strip()] if "," in str(devices) else devices
+    if isinstance(devices, int) or str(devices) == "auto" or not isinstance(chosen, Sequence | list):
+        chosen = range(torch.cuda.device_count())
+    torch.cuda.set_device(chosen[rank])
+
+
 def _count(devices: int | str | Sequence[int], default: int) -> int:
     if not isinstance(devices, int | str):
         return len(devices)

@@ -36,14 +36,14 @@ def target() -> Target:
 
 @pytest.fixture
 def make_checkpoint(target, tmp_path):
-    """make_checkpoint(vocabulary=..., **options of the head) -> (head, directory)."""
+    """make_checkpoint(vocabulary, about=changes to what it says of its target, **options) -> (head, directory)."""
 
-    def make(vocabulary=VOCABULARY, about: dict[str, Any] = ABOUT, **options: Any):
+    def make(vocabulary=VOCABULARY, about: dict[str, Any] | None = None, **options: Any):
         torch.manual_seed(1)
         head = Eagle3.for_target(target, vocabulary, **options)
         for name, parameter in head.named_parameters():
             parameter.data.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.3)
-        extra = {"decoding": {"num_draft_tokens": 4}, "target": about}
+        extra = {"decoding": {"num_draft_tokens": 4}, "target": ABOUT | (about or {})}
         return head.eval(), save_drafter(head, tmp_path / "run" / "drafter", target.identity, extra)
 
     return make

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from reference import draft_like_vllm
+from engine_reference import draft_like_vllm
 from safetensors import safe_open
 
 from specdraft.decoding.sampling import Sampling
@@ -110,7 +110,7 @@ def test_layer_k_is_k_for_vllm_and_k_minus_1_for_sglang(make_checkpoint):
 
 
 def test_dtype_is_the_targets_unless_chosen(make_checkpoint, tmp_path):
-    head, checkpoint = make_checkpoint(about={"dtype": "bfloat16", "num_hidden_layers": 7})
+    head, checkpoint = make_checkpoint(about={"dtype": "bfloat16", "bos_token_id": None})
     config, tensors = read(export(checkpoint, VLLM(), tmp_path / "auto"))
     assert config["torch_dtype"] == "bfloat16" and tensors["d2t"].dtype == torch.int64
     assert torch.equal(tensors["fc.weight"], head.fc.weight.bfloat16())
@@ -173,6 +173,13 @@ def test_an_earlier_export_is_replaced_and_nothing_else(make_checkpoint, tmp_pat
     with pytest.raises(UserError, match="not an earlier export"):
         export(checkpoint, VLLM(), output)
     assert (output / "thesis.tex").read_text() == "all my work"
+
+
+def test_a_target_that_vllm_serves_without_eagle3_is_refused_by_name(make_checkpoint):
+    _, checkpoint = make_checkpoint(about={"architecture": "MixtralForCausalLM"})
+    with pytest.raises(UserError, match="for the target architecture MixtralForCausalLM"):
+        export(checkpoint, VLLM())
+    assert not (checkpoint.parent / "export-vllm").exists()
 
 
 def test_another_kind_of_drafter_is_refused_by_name(target, tmp_path):
