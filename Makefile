@@ -58,7 +58,8 @@ format: $(INSTALLED) ## mend what can be mended
 $(PARITY_VENV)/.installed: requirements/parity.lock
 	@test -x $(PARITY_VENV)/bin/python || $(PYTHON) -m venv $(PARITY_VENV)
 	@echo 'installing requirements/parity.lock into $(PARITY_VENV) (a few minutes, about 3 GB)'
-	@$(PARITY_PIP) torch==2.13.0+cpu || $(PARITY_PIP) --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu
+	@$(PARITY_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0+cpu \
+	  || { echo "error: this index has no CPU build of torch 2.13.0: name PyTorch's own with TORCH_INDEX=URL" >&2; exit 2; }
 	@$(PARITY_PIP) -r requirements/parity.lock
 	@touch $@
 

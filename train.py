@@ -24,12 +24,14 @@ def main(config: DictConfig) -> None:
     from specdraft.training.plan import find_architecture, make_plan
     from specdraft.training.preflight import check_before_work, engine_config
     from specdraft.training.quiet import quiet
+    from specdraft.training.strategies import claim_gpu
 
     directory = Path(HydraConfig.get().runtime.output_dir)
     settings = EvaluationSettings.from_config(config.decoding, config.seed)
     if config.plan:
         print("\n".join(make_plan(config, *find_architecture(config)).lines()))
         return
+    claim_gpu(config.trainer)
     check_before_work(config, directory)
     engine = build(engine_config(CONF, config.export)) if config.export else None
     resume = find_resume(config.resume, Path(config.run_family), print)

@@ -134,6 +134,7 @@ def test_trains_measures_and_exports(train, arguments, tmp_path):
     extra = json.loads((run / "drafter" / "config.json").read_text())["extra"]
     assert extra["decoding"] == {"num_draft_tokens": 2}
     assert extra["target"] == {
+        "architecture": "LlamaForCausalLM",
         "dtype": "float32",
         "num_hidden_layers": 6,
         "bos_token_id": 0,

@@ -79,6 +79,8 @@ def fit(
     )
     if resume is not None:
         bring_along(resume.parent.parent, directory)
+    if uses_gpus(config.trainer.accelerator):
+        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
     try:
         trainer.fit(module, data, ckpt_path=resume)
     except SystemExit as error:
@@ -86,6 +88,8 @@ def fit(
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
+    finally:
+        torch.set_float32_matmul_precision("highest")  # the evaluation compares tokens exactly
     return module
 
 

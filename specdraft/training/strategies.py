@@ -71,19 +71,25 @@ def uses_gpus(accelerator: str) -> bool:
 
 def claim_gpu(trainer: Mapping[str, Any]) -> None:
     """Make this process's own GPU the current one, so that not every rank loads the target onto the first."""
-    if not uses_gpus(trainer["accelerator"]):
-        return
-    rank, devices = int(os.environ.get("LOCAL_RANK", 0)), trainer["devices"]
-    chosen = [int(part) for part in devices.split(",") if part.strip()] if "," in str(devices) else devices
-    if isinstance(devices, int) or str(devices) == "auto" or not isinstance(chosen, Sequence | list):
-        chosen = range(torch.cuda.device_count())
-    torch.cuda.set_device(chosen[rank])
+    if uses_gpus(trainer["accelerator"]):
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        listed = _listed(trainer["devices"])
+        torch.cuda.set_device(rank if listed is None else listed[rank])
+
+
+def _listed(devices: int | str | Sequence[int]) -> list[int] | None:
+    """The device numbers where they are listed ("0,2" or [0, 2]), else None (a count, "auto" or -1)."""
+    if isinstance(devices, str) and "," in devices:
+        return [int(part) for part in devices.split(",") if part.strip()]
+    return None if isinstance(devices, int | str) else [int(device) for device in devices]
 
 
 def _count(devices: int | str | Sequence[int], default: int) -> int:
-    if not isinstance(devices, int | str):
-        return len(devices)
-    text = str(devices)
-    if text in ("auto", "-1"):
+    listed = _listed(devices)
+    if listed is not None:
+        return len(listed)
+    if str(devices) in ("auto", "-1"):
         return default
-    return int(text) if text.isdigit() else len([part for part in text.split(",") if part.strip()])
+    if not str(devices).isdigit():
+        raise UserError(f"trainer.devices is {devices}: expected auto, a number, or a list like [0,2]")
+    return int(str(devices))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from common import alternate, median_ratio
 from contenders import ours, reference
 from contenders.problem import Shape, make_problem
