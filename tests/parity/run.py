@@ -29,7 +29,7 @@ MAX_NEW_TOKENS = 64
 LEAST_ACCEPTANCE_LENGTH = 1.8
 # Enough for an acceptance length around 2 in a few minutes of 2 cores; a better head would show nothing more.
 TRAINING = [
-    "trainer.max_steps=150",
+    "trainer.max_steps=250",
     "trainer.accelerator=cpu",
     "data.limit=500",
     "live.every_n_steps=0",
