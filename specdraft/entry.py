@@ -2,13 +2,19 @@
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.errors import ConfigCompositionException, HydraException, InstantiationException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+)
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -57,6 +63,10 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, ConfigCompositionException) and "Could not override" in message:
         key = message.split("'")[1] if "'" in message else message
         return f"unknown config key {key!r}: the config has no such key; --help and --cfg job show what there is"
+    option = re.search(r"Could not find '(.+)/(.+?)' Available options in '.+?': (.+?) Config search", message)
+    if isinstance(error, MissingConfigException) and option:
+        group, name, options = option.groups()
+        return f"unknown {group} {name!r}: expected one of {options.replace(' ', ', ')}"
     if isinstance(error, InstantiationException):
         return str(error.__cause__) if isinstance(error.__cause__, UserError) else f"bad configuration: {message}"
     if isinstance(error, HydraException | OmegaConfBaseException):

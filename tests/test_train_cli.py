@@ -257,7 +257,7 @@ def test_resuming_a_finished_run_keeps_its_head(train, arguments, tmp_path):
     [
         (["trainer.max_stepz=3"], "unknown config key 'trainer.max_stepz'"),
         (["nonsense=3"], "unknown config key 'nonsense'"),
-        (["target=llama-9b"], "Could not find 'target/llama-9b'"),
+        (["target=llama-9b"], "unknown target 'llama-9b': expected one of llama-70b, llama-8b"),
         (["target.name=embedded://large"], "no embedded target 'embedded://large'"),
         (["decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
         (["model.draft_vocab_size=321"], "model.draft_vocab_size is 321"),

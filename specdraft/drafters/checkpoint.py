@@ -90,9 +90,9 @@ def check_target(config: dict[str, Any], target: Target) -> None:
     trained, given = config["target"], asdict(target.identity)
     for part in ("config_hash", "weights_hash"):
         if trained.get(part) != given[part]:
-            what = "configuration" if part == "config_hash" else "weights"
+            what = "another configuration" if part == "config_hash" else "other weights"
             raise UserError(
-                f"this checkpoint belongs to the target {trained.get('name')!r}, whose {what} differ from those of "
+                f"this checkpoint belongs to the target {trained.get('name')!r}, which has {what} than the given "
                 f"{given['name']!r}: expected the target that it was trained for; train a drafter for this one"
             )
 

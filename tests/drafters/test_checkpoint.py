@@ -87,5 +87,5 @@ def test_another_target_is_refused(saved, target):
     _, directory = saved
     _, config = load_drafter(directory)
     other = Target.from_model(type(target.model)(target.model.config).double())
-    with pytest.raises(UserError, match="belongs to the target 'in-memory', whose weights differ"):
+    with pytest.raises(UserError, match="belongs to the target 'in-memory', which has other weights"):
         check_target(config, other)
