@@ -7,6 +7,7 @@ from typing import Any
 
 from specdraft.errors import UserError
 from specdraft.export.engine import Engine
+from specdraft.targets.loading import location
 
 
 def model_card(
@@ -26,7 +27,8 @@ def model_card(
         "specdraft": checkpoint.get("specdraft_version", "unknown"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    usage = engine.usage(target["name"], str(directory), k, config["torch_dtype"])
+    # An engine knows no embedded:// names, it wants the folder.
+    usage = engine.usage(location(target["name"]), str(directory), k, config["torch_dtype"])
     return (
         f"# EAGLE-3 head for {target['name']}\n\n"
         "A draft head for speculative decoding. It works with this target only; the output is the target's own.\n\n"

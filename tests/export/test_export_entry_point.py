@@ -54,7 +54,7 @@ def test_bad_input(run, make_checkpoint, tmp_path, capsys):
         (): "checkpoint= is missing",
         (f"checkpoint={tmp_path / 'none'}",): "there is no drafter checkpoint",
         (f"checkpoint={damaged}",): "is damaged",
-        (f"checkpoint={checkpoint}", "engine=ollama"): "Could not find 'engine/ollama'",
+        (f"checkpoint={checkpoint}", "engine=ollama"): "unknown engine 'ollama'",
         (f"checkpoint={checkpoint}", "engine.dtype=int8"): "engine.dtype is 'int8'",
         (f"checkpoint={checkpoint}", "outptu=x"): "unknown config key 'outptu'",
         (f"checkpoint={checkpoint}", f"output={tmp_path / 'file' / 'x'}"): "cannot write to the directory",

@@ -76,6 +76,10 @@ def held_out_prompts(target: Target, count: int, reserve: int) -> list[list[int]
 def main() -> None:
     """Export, decode on both sides, compare, and say so."""
     options = arguments()
+    if not Path(options.engine_python).is_file():
+        raise UserError(
+            f"there is no {options.engine_python}: expected a python with vLLM, which `make parity` installs"
+        )
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
     checkpoint = find(options.head) if options.head else trained_head(options.work)
