@@ -3,11 +3,13 @@
 One subclass per engine, in a file of its own; ``conf/engine/*.yaml`` mirrors the constructors.
 """
 
+from abc import ABC, abstractmethod
+
 from specdraft.errors import UserError
 from specdraft.export.layout import DTYPES
 
 
-class Engine:
+class Engine(ABC):
     """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training."""
 
     name: str
@@ -17,9 +19,9 @@ class Engine:
             raise UserError(f"engine.dtype is {dtype!r}: expected auto, {', '.join(DTYPES)}")
         self.dtype = dtype
 
-    def check_target(self, architecture: str) -> None:
+    def check_target(self, architecture: str) -> None:  # noqa: B027 - most engines serve them all
         """Raise UserError for a target (its transformers class) with which this engine serves no EAGLE-3 head."""
 
+    @abstractmethod
     def usage(self, target: str, directory: str, num_draft_tokens: int, dtype: str) -> str:
         """Markdown for the model card: how this engine is started with the head in ``directory``."""
-        raise NotImplementedError

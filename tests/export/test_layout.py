@@ -16,8 +16,8 @@ def layout(make_checkpoint):
 
 def test_sound_heads_pass(layout):
     config, tensors = layout
-    validate(config, tensors, num_target_layers=7)
-    validate(config, tensors)
+    assert validate(config, tensors, num_target_layers=7) is None
+    assert validate(config, tensors) is None
 
 
 @pytest.mark.parametrize("missing", ["lm_head.weight", "d2t", "fc.weight"])
