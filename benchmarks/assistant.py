@@ -17,6 +17,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 from specdraft.drafters.batch import Batch
+from specdraft.files import atomic_directory
 from specdraft.targets import Target
 
 LEARNING_RATE = 1e-3
@@ -70,5 +71,7 @@ def divergence(model: Any, target: Target, batch: Batch) -> torch.Tensor:
 def obtain(target: Target, steps: int, directory: Path) -> Any:
     """The draft model, from ``directory`` if it was made before."""
     if not (directory / "config.json").is_file():
-        distil(target, steps).save_pretrained(directory)
+        model = distil(target, steps)
+        with atomic_directory(directory) as temporary:
+            model.save_pretrained(temporary)
     return AutoModelForCausalLM.from_pretrained(directory).to(target.device, target.dtype).eval()

@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--draft-vocab-size", type=int, default=32_000)
     parser.add_argument("--vocab-size", type=int, help="of the target (default: as large as the draft vocabulary)")
     parser.add_argument("--steps", type=int, default=5, help="steps of the training-time test (default 5)")
-    parser.add_argument("--no-reference", action="store_true", help="leave out the plain reference, which needs 6 GiB")
+    parser.add_argument("--no-reference", action="store_true", help="leave out the plain reference, which needs 3 GiB")
     arguments = parser.parse_args()
 
     pythons = {"ours": sys.executable}
