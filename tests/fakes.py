@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.decoding.cache import RewindableCache
 from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.base import Drafter
 from specdraft.targets import Features
@@ -96,9 +97,9 @@ class Replay(Drafter):
         state.features.append(features)
 
     def draft(
-        self, state: ReplayState, num_tokens: int, sampling: Sampling, generator: torch.Generator | None
+        self, state: ReplayState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
     ) -> DraftTree:
-        tokens = torch.tensor(self.continuation[state.emitted : state.emitted + num_tokens], dtype=torch.int64)
+        tokens = torch.tensor(self.continuation[state.emitted : state.emitted + shape.depth], dtype=torch.int64)
         wrong = torch.rand(len(tokens), generator=self.generator) < self.error
         return DraftTree.chain((tokens + wrong) % self.vocab_size)
 
@@ -121,11 +122,11 @@ class TargetAsDraft(Drafter):
         state.text += tokens.tolist()
 
     def draft(
-        self, state: TargetAsDraftState, num_tokens: int, sampling: Sampling, generator: torch.Generator | None
+        self, state: TargetAsDraftState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
     ) -> DraftTree:
         tokens, q = [], []
         unread = torch.tensor(state.text[state.cache.length :])
-        for _ in range(num_tokens):
+        for _ in range(shape.depth):
             logits = self.target.logits(self.target.step(unread[None], state.cache).last[:, -1])
             q.append(sampling.probabilities(logits))
             unread = logits.argmax(-1) if sampling.greedy else sample(q[-1], generator)

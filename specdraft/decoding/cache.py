@@ -1,69 +1,135 @@
-"""A key-value cache whose length can go back: rejected drafts are forgotten by moving a number.
+"""A key-value cache whose rows can go back: rejected drafts are forgotten by moving a number.
+
+B = requests decoded side by side, n = tokens read in a pass, d = head size.
 
 transformers' dynamic cache copies all keys and values at every token; here each layer writes into a buffer that
-doubles when full and hands out views, so that a step costs what it writes, and rolling back costs nothing.
+doubles when full and hands out views, so that a step costs what it writes, and rolling back costs nothing. The rows of
+a batch may have different lengths: each writes behind its own end.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 
 class _BufferedLayer(DynamicLayer):
-    """One layer's keys and values ``[B, heads, capacity, head_dim]``, of which the first ``length`` are valid."""
+    """One layer's keys and values ``[rows, heads, capacity, d]``; row b holds ``lengths[b]`` valid positions."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self.capacity = capacity
-        self.length = 0
+        self.lengths: list[int] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = key_states.new_empty((*key_states.shape[:2], self.capacity, key_states.shape[3]))
-        self.values = value_states.new_empty((*value_states.shape[:2], self.capacity, value_states.shape[3]))
+        rows, heads = key_states.shape[:2]
+        # Zeros, because a row that is shorter than its neighbours is read beyond its end: masked, but not if NaN.
+        self.keys = key_states.new_zeros((rows, heads, self.capacity, key_states.shape[3]))
+        self.values = value_states.new_zeros((rows, heads, self.capacity, value_states.shape[3]))
+        self.lengths = [0] * rows
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        end = self.length + key_states.shape[-2]
+        added, longest = key_states.shape[-2], max(self.lengths)
+        end = longest + added
         if end > self.capacity:
-            self.capacity = max(end, 2 * self.capacity)
-            for name, buffer in (("keys", self.keys), ("values", self.values)):
-                grown = buffer.new_empty((*buffer.shape[:2], self.capacity, buffer.shape[3]))
-                grown[:, :, : self.length] = buffer[:, :, : self.length]
-                setattr(self, name, grown)
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
+            self.reserve(max(end, 2 * self.capacity))
+        if min(self.lengths) == longest:
+            self.keys[:, :, longest:end] = key_states
+            self.values[:, :, longest:end] = value_states
+        else:
+            for row, start in enumerate(self.lengths):
+                self.keys[row, :, start : start + added] = key_states[row]
+                self.values[row, :, start : start + added] = value_states[row]
+        self.lengths = [length + added for length in self.lengths]
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def reserve(self, capacity: int) -> None:
+        """Make room for ``capacity`` positions."""
+        used = max(self.lengths)
+        for name, buffer in (("keys", self.keys), ("values", self.values)):
+            grown = buffer.new_zeros((*buffer.shape[:2], capacity, buffer.shape[3]))
+            grown[:, :, :used] = buffer[:, :, :used]
+            setattr(self, name, grown)
+        self.capacity = capacity
+
     def get_seq_length(self) -> int:
-        return self.length
+        return max(self.lengths, default=0)
 
     def reset(self) -> None:
-        self.length = 0
+        self.lengths = [0] * len(self.lengths)
 
 
 class RewindableCache(Cache):
-    """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens (it grows beyond).
+    """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens a row (it grows beyond).
 
     Sliding-window layers are held whole: transformers' masks hide what lies outside the window, and a rejected draft
     can then be undone, which a ring buffer cannot do.
     """
 
+    layers: list[_BufferedLayer]
+
     def __init__(self, num_layers: int, capacity: int) -> None:
         super().__init__(layers=[_BufferedLayer(capacity) for _ in range(num_layers)])
 
     @property
+    def lengths(self) -> list[int]:
+        """Number of tokens held by every row; empty before the first pass."""
+        return list(self.layers[0].lengths)
+
+    @property
     def length(self) -> int:
-        """Number of tokens held."""
+        """Number of tokens held by the longest row."""
         return self.get_seq_length()
 
     def crop(self, length: int) -> None:
-        """Keep the first ``length`` tokens."""
+        """Keep the first ``length`` tokens of a cache of one row."""
+        self.keep(0, length, ())
+
+    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
+        """Keep of a row its first ``length`` tokens and of those behind them the ascending offsets ``path``.
+
+        That is what verifying a tree leaves behind: the accepted nodes move up to where the text goes on.
+        """
+        chosen = None
+        if list(path) != list(range(len(path))):  # a chain's nodes already lie where they belong
+            chosen = torch.tensor(path, device=self.layers[0].keys.device) + length
         for layer in self.layers:
-            assert isinstance(layer, _BufferedLayer) and length <= layer.length
-            layer.length = length
+            assert length + len(path) <= layer.lengths[row]
+            if chosen is not None:
+                for buffer in (layer.keys, layer.values):
+                    assert buffer is not None
+                    buffer[row, :, length : length + len(path)] = buffer[row].index_select(1, chosen)
+            layer.lengths[row] = length + len(path)
+
+    def join(self, other: "RewindableCache") -> None:
+        """Append the rows of ``other`` below those held; buffers grow to the larger capacity of the two."""
+        for layer, added in zip(self.layers, other.layers, strict=True):
+            if not layer.is_initialized:
+                assert added.keys is not None and added.values is not None
+                layer.keys, layer.values, layer.lengths = added.keys, added.values, list(added.lengths)
+                layer.capacity, layer.is_initialized = added.capacity, True
+                layer.dtype, layer.device = added.dtype, added.device
+                continue
+            capacity = max(layer.capacity, added.capacity)
+            for each in (layer, added):
+                if each.capacity < capacity:
+                    each.reserve(capacity)
+            assert layer.keys is not None and layer.values is not None
+            layer.keys = torch.cat([layer.keys, added.keys])
+            layer.values = torch.cat([layer.values, added.values])
+            layer.lengths = layer.lengths + added.lengths
+
+    def drop(self, row: int) -> None:
+        """Forget a row; those below it move up."""
+        for layer in self.layers:
+            assert layer.keys is not None and layer.values is not None
+            layer.keys = torch.cat([layer.keys[:row], layer.keys[row + 1 :]])
+            layer.values = torch.cat([layer.values[:row], layer.values[row + 1 :]])
+            del layer.lengths[row]

@@ -1,7 +1,9 @@
-"""The decode loop: one loop for plain decoding and for drafting, so that their difference is the drafter alone.
+"""The decode loop: one loop for plain decoding and for drafting, for one request and for many side by side.
 
-Each round: the drafter proposes K tokens, the target reads them behind the last emitted token in one pass, the rule
-accepts a prefix and adds one token of the target's own. What was rejected is taken back from the target's cache.
+Each round: the drafter proposes a tree behind the last emitted token of every request, the target reads all of them in
+one pass, the rule accepts a path and adds one token of the target's own. What was rejected is taken back from the
+target's cache. Requests accept different numbers of tokens, so the cache's rows are ragged; a request that ends makes
+room for the next one.
 
 Accounting is vLLM's: the prompt's pass emits the first token and is no round; every later target pass is one; drafted
 tokens that were accepted count even where they run past the end of text or the token limit.
@@ -10,125 +12,239 @@ tokens that were accepted count even where they run past the end of text or the 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdraft.decoding import rules
+from specdraft.decoding.cache import RewindableCache
 from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.shapes import Shape, as_shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.errors import UserError
 
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
-    from specdraft.targets import Target
+    from specdraft.targets import Features, Target
 
 
 @dataclass
 class Generation:
     """What one request produced. tokens: emitted ids, cut behind the first end of text and at the limit.
 
-    drafted, accepted: per round, tokens proposed and tokens accepted. Seconds: of the prompt's pass, of all rounds
-    after it (each with what the drafter does there), and the drafter's share of the rounds.
+    drafted, accepted, nodes: per round, levels drafted (a chain's tokens), tokens accepted, and nodes verified.
+    Seconds: of the prompt's pass, of all rounds after it (each with what the drafter does there), and the drafter's
+    share of the rounds. Requests that are decoded side by side share their rounds, and each counts them whole.
     """
 
     tokens: list[int]
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
 
 
+@dataclass
+class _Request:
+    """A request under way. number: its place among the prompts; state: the drafter's."""
+
+    number: int
+    limit: int
+    generator: torch.Generator | None
+    result: Generation
+    state: Any = None
+    tree: DraftTree = field(default_factory=DraftTree.empty)
+
+
 class Decoder:
-    """Target + drafter + sampling settings; without a drafter it is plain autoregressive decoding."""
+    """Target + drafter + shape of the draft + sampling settings + rule; without a drafter it decodes plainly."""
 
     def __init__(
         self,
         target: Target,
         drafter: Drafter | None = None,
-        num_draft_tokens: int = 5,
+        shape: Shape | int = 5,
         sampling: Sampling | None = None,
+        rule: rules.Rule = rules.rejection_sampling,
     ) -> None:
-        """Raises UserError for a drafter that is to draft fewer than 1 token."""
-        if drafter is not None and num_draft_tokens < 1:
-            raise UserError(
-                f"num_draft_tokens is {num_draft_tokens}: expected at least 1; to decode plainly, leave the drafter out"
-            )
-        self.target, self.drafter = target, drafter
-        self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
+        """``shape`` is that of every draft, a number a chain of as many tokens; ``rule`` verifies above temperature 0.
+
+        Raises UserError for a drafter that is to draft fewer than 1 token.
+        """
+        self.target, self.drafter, self.rule = target, drafter, rule
+        self.shape = as_shape(shape) if drafter is not None else None
         self.sampling = sampling or Sampling()
         if drafter is not None:
             drafter.bind(target)
 
-    @torch.inference_mode()
+    @property
+    def num_draft_tokens(self) -> int:
+        """The most tokens that a round can accept; 0 without a drafter."""
+        return 0 if self.shape is None else self.shape.depth
+
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, seed: int = 0) -> Generation:
         """Decode one prompt until the end of text, ``max_new_tokens``, or the end of the target's context.
 
         Raises UserError for an empty prompt and for one that leaves no room in the context.
         """
-        target, drafter, device = self.target, self.drafter, self.target.device
-        room = target.max_length - len(prompt_ids)
-        if not prompt_ids or room < 1 or max_new_tokens < 1:
+        return next(self.stream([prompt_ids], max_new_tokens, [seed]))[1]
+
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int, seeds: Sequence[int] | None = None
+    ) -> list[Generation]:
+        """Decode prompts, up to ``batch_size`` side by side; the results are in the order of the prompts.
+
+        Each comes out as if decoded alone: the same tokens at temperature 0 (up to the rounding of a batched pass), the
+        same draws from its own seed above (default: its number). Raises UserError as ``generate`` does.
+        """
+        results = dict(self.stream(prompts, max_new_tokens, seeds, batch_size))
+        return [results[number] for number in range(len(prompts))]
+
+    @torch.inference_mode()
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        seeds: Sequence[int] | None = None,
+        batch_size: int = 1,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Yield ``(number of the prompt, generation)`` as requests end, not necessarily in their order."""
+        for prompt in prompts:
+            self._check(prompt, max_new_tokens)
+        seeds = range(len(prompts)) if seeds is None else seeds
+        waiting = iter(range(len(prompts)))
+        active: list[_Request] = []
+        cache = self.target.new_cache(0)
+        while True:
+            for number in waiting:
+                request, row = self._begin(number, prompts[number], max_new_tokens, seeds[number])
+                if self._finished(request):
+                    yield number, self._end(request)
+                    continue
+                cache = row if not active else cache
+                if active:
+                    cache.join(row)
+                active.append(request)
+                if len(active) == batch_size:
+                    break
+            if not active:
+                return
+            self._round(active, cache)
+            for index in reversed(range(len(active))):
+                if self._finished(active[index]):
+                    request = active.pop(index)
+                    if active:
+                        cache.drop(index)
+                    yield request.number, self._end(request)
+
+    def _check(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
+        if not prompt_ids or self.target.max_length - len(prompt_ids) < 1 or max_new_tokens < 1:
             raise UserError(
                 f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} are to be generated: expected at least "
-                f"1 of each, and room for an answer in the target's context of {target.max_length} tokens"
+                f"1 of each, and room for an answer in the target's context of {self.target.max_length} tokens"
             )
-        limit = min(max_new_tokens, room)
-        generator = None if self.sampling.greedy else torch.Generator(device).manual_seed(seed)
-        layers = drafter.layers if drafter is not None else ()
 
+    def _begin(
+        self, number: int, prompt_ids: Sequence[int], max_new_tokens: int, seed: int
+    ) -> tuple[_Request, RewindableCache]:
+        """The prompt's pass: it emits the first token."""
         started = time.perf_counter()
-        capacity = len(prompt_ids) + limit + self.num_draft_tokens
+        target, drafter, device = self.target, self.drafter, self.target.device
+        limit = min(max_new_tokens, target.max_length - len(prompt_ids))
+        generator = None if self.sampling.greedy else torch.Generator(device).manual_seed(seed)
+        capacity = len(prompt_ids) + limit + (0 if self.shape is None else self.shape.num_nodes)
         cache = target.new_cache(capacity)
+        layers = drafter.layers if drafter is not None else ()
         features = target.step(torch.tensor([prompt_ids], device=device), cache, layers)
-        first = self._choose(target.logits(features.last[:, -1]), generator)
-        tokens = [first]
-        drafting = 0.0
-        result = Generation(tokens)
-        if drafter is not None:
-            state = drafter.start(prompt_ids[0], capacity)
-            drafter.advance(state, torch.tensor([*prompt_ids[1:], first], device=device), features)
-        now = time.perf_counter()
-        result.prefill_seconds = now - started
-
-        while len(tokens) < limit and not (target.eos_token_ids and target.eos_token_ids.intersection(tokens)):
-            held = cache.length  # the last emitted token is not yet in the cache
-            # A draft may not run past the context; behind its last position the target has nothing to say.
-            num_draft = min(self.num_draft_tokens, target.max_length - held - 1)
-            tree = DraftTree.chain(torch.empty(0, dtype=torch.int64, device=device))
-            if drafter is not None and num_draft > 0:
-                before = time.perf_counter()
-                tree = drafter.draft(state, num_draft, self.sampling, generator)
-                drafting += time.perf_counter() - before
-            last = torch.tensor([tokens[-1]], device=device)
-            features = target.step(torch.cat([last, tree.tokens])[None], cache, layers)
-            logits = target.logits(features.last[0])  # [N + 1, V]
-            if self.sampling.greedy:
-                verdict = rules.greedy(tree, logits.argmax(-1))
-            else:
-                verdict = rules.rejection_sampling(tree, self.sampling.probabilities(logits), generator)
-            cache.crop(held + 1 + verdict.accepted)
-            emitted = [*tree.tokens[: verdict.accepted].tolist(), verdict.next_token]
-            tokens += emitted
-            if drafter is not None:
-                result.drafted.append(len(tree))
-                result.accepted.append(verdict.accepted)
-                before = time.perf_counter()
-                kept = type(features)(*(part[:, : len(emitted)] for part in features))
-                drafter.advance(state, torch.tensor(emitted, device=device), kept)
-                drafting += time.perf_counter() - before
-        result.decode_seconds = time.perf_counter() - now
-        result.draft_seconds = drafting
-        result.tokens = cut(tokens, limit, target.eos_token_ids)
-        return result
-
-    def _choose(self, logits: torch.Tensor, generator: torch.Generator | None) -> int:
+        logits = target.logits(features.last[:, -1])
         if self.sampling.greedy:
-            return int(logits.argmax(-1))
-        return int(sample(self.sampling.probabilities(logits), generator))
+            first = int(logits.argmax(-1))
+        else:
+            first = int(sample(self.sampling.probabilities(logits), generator))
+        request = _Request(number, limit, generator, Generation([first]))
+        if drafter is not None:
+            request.state = drafter.start(prompt_ids[0], capacity)
+            drafter.advance(request.state, torch.tensor([*prompt_ids[1:], first], device=device), features)
+        request.result.prefill_seconds = time.perf_counter() - started
+        return request, cache
+
+    def _round(self, active: list[_Request], cache: RewindableCache) -> None:
+        """Draft, verify, accept; every request emits at least one token."""
+        started = time.perf_counter()
+        target, drafter, held = self.target, self.drafter, cache.lengths  # the last emitted tokens are not yet held
+        if drafter is not None:
+            for request, length in zip(active, held, strict=True):
+                request.tree = self._draft(request, length)
+        drafting = time.perf_counter() - started if drafter is not None else 0.0
+
+        features = self._verify(active, cache, held)
+        logits = target.logits(features.last)  # [B, N + 1, V]
+        if self.sampling.greedy:
+            best = logits.argmax(-1)
+        for row, (request, length) in enumerate(zip(active, held, strict=True)):
+            tree, result = request.tree, request.result
+            here = slice(0, len(tree) + 1)
+            if self.sampling.greedy:
+                verdict = rules.greedy(tree, best[row, here])
+            else:
+                verdict = self.rule(tree, self.sampling.probabilities(logits[row, here]), request.generator)
+            cache.keep(row, length + 1, verdict.path)
+            emitted = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
+            result.tokens += emitted
+            if drafter is not None:
+                result.drafted.append(tree.depth)
+                result.accepted.append(len(verdict.path))
+                result.nodes.append(len(tree))
+                before = time.perf_counter()
+                read = [0, *(node + 1 for node in verdict.path)]
+                kept = type(features)(*(part[row : row + 1, read] for part in features))
+                drafter.advance(request.state, torch.tensor(emitted, device=target.device), kept)
+                drafting += time.perf_counter() - before
+        spent = time.perf_counter() - started
+        for request in active:
+            request.result.decode_seconds += spent
+            request.result.draft_seconds += drafting
+
+    def _draft(self, request: _Request, held: int) -> DraftTree:
+        assert self.drafter is not None and self.shape is not None
+        # A draft may not run past the context; behind its last position the target has nothing to say.
+        room = self.target.max_length - held - 1
+        if room < 1:
+            return DraftTree.empty(self.target.device)
+        return self.drafter.draft(request.state, self.shape.cut(room), self.sampling, request.generator)
+
+    def _verify(self, active: list[_Request], cache: RewindableCache, held: list[int]) -> Features:
+        """The target's features ``[B, N + 1, ...]`` of the last emitted token and of every node behind it."""
+        target, device = self.target, self.target.device
+        layers = self.drafter.layers if self.drafter is not None else ()
+        if len(active) == 1 and active[0].tree.is_chain:  # the common case needs no mask
+            last = torch.tensor([active[0].result.tokens[-1]], device=device)
+            return target.step(torch.cat([last, active[0].tree.tokens])[None], cache, layers)
+        size = 1 + max(len(request.tree) for request in active)
+        tokens = torch.zeros((len(active), size), dtype=torch.int64, device=device)
+        positions = torch.zeros((len(active), size), dtype=torch.int64)
+        visible = torch.zeros((len(active), size, max(held) + size), dtype=torch.bool)
+        for row, (request, length) in enumerate(zip(active, held, strict=True)):
+            tree, count = request.tree, len(request.tree)
+            tokens[row, 0] = request.result.tokens[-1]
+            tokens[row, 1 : 1 + count] = tree.tokens
+            positions[row] = length
+            positions[row, 1 : 1 + count] += torch.tensor(tree.depths, dtype=torch.int64)
+            visible[row, :, : length + 1] = True  # the text and the last token; also what padding looks at
+            visible[row, 1 : 1 + count, length + 1 : length + 1 + count] = tree.ancestors()
+        return target.step(tokens, cache, layers, positions.to(device), visible.to(device))
+
+    def _finished(self, request: _Request) -> bool:
+        tokens, end = request.result.tokens, self.target.eos_token_ids
+        return len(tokens) >= request.limit or (bool(end) and not end.isdisjoint(tokens))
+
+    def _end(self, request: _Request) -> Generation:
+        request.result.tokens = cut(request.result.tokens, request.limit, self.target.eos_token_ids)
+        return request.result
 
 
 def cut(tokens: Sequence[int], limit: int, eos_token_ids: frozenset[int]) -> list[int]:

@@ -1,58 +1,162 @@
 """Verification rules: pure functions from a draft and the target's verdict to what is emitted.
 
-Row 0 of ``p`` is the target's distribution after the last emitted token, row i + 1 the one after draft node i.
-Both rules are exact: what is emitted is distributed as plain sampling from the target (greedy: token-identical).
+N = drafted nodes, V = vocabulary. Row 0 of ``p [N + 1, V]`` is the target's distribution after the last emitted token,
+row i + 1 the one after draft node i. A rule walks down the tree from the root: among the children of the node it stands
+on it accepts at most one, and where it accepts none the target's own token ends the round.
+
+*Exact* rules emit tokens distributed as plain sampling from the target (greedy: token-identical). *Lossy* rules accept
+more and change the distribution.
+
+| rule | draft | |
+|---|---|---|
+| ``greedy`` | any | exact |
+| ``rejection_sampling`` | sampled chain: Leviathan et al. (2211.17192), Chen et al. (2302.01318) | exact |
+| | sampled siblings, with or without replacement: SpecInfer's multi-round rule (2305.09781) | exact |
+| | deterministic candidates: top-k trees, prompt lookup | exact |
+| ``Typical`` | any: Medusa's typical acceptance (2401.10774, section 2.3.1) | **lossy** |
+| ``Ears`` | any: rejection sampling with a tolerance for uncertain targets (2512.13194) | **lossy** |
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdraft.decoding.sampling import sample
-from specdraft.decoding.tree import DraftTree
+from specdraft.decoding.tree import ROOT, DraftTree
+from specdraft.errors import UserError
 
 
 class Verdict(NamedTuple):
-    """How many nodes of the chain were accepted, and the correction or bonus token that follows them."""
+    """The accepted nodes from the root down, and the correction or bonus token that follows them."""
 
-    accepted: int
+    path: tuple[int, ...]
     next_token: int
 
 
+Rule = Callable[[DraftTree, Tensor, torch.Generator | None], Verdict]
+"""A rule for temperatures above 0: ``(tree, p [N + 1, V], generator) -> Verdict``."""
+
+
 def greedy(tree: DraftTree, best: Tensor) -> Verdict:
-    """Accept the longest prefix of the chain that equals the target's own choices ``best [N + 1]`` (argmax ids).
+    """Follow the target's own choices ``best [N + 1]`` (argmax ids) down the tree as far as they were drafted.
 
     Comparing token ids, never probabilities, is what makes temperature 0 identical to plain greedy decoding.
     """
     choices, drafted = best.tolist(), tree.tokens.tolist()
-    accepted = 0
-    while accepted < len(drafted) and drafted[accepted] == choices[accepted]:
-        accepted += 1
-    return Verdict(accepted, choices[accepted])
+    path: list[int] = []
+    here = ROOT
+    while True:
+        below = (child for child in tree.children.get(here, ()) if drafted[child] == choices[here + 1])
+        child = next(below, None)
+        if child is None:
+            return Verdict(tuple(path), choices[here + 1])
+        path.append(child)
+        here = child
 
 
 def rejection_sampling(tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
-    """Speculative sampling of a chain (Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318).
+    """Exact sampling for sampled and deterministic drafts, chains and trees.
 
-    p: ``[N + 1, V]``. A token x sampled from q is accepted with probability min(1, p(x) / q(x)); at the first
-    rejection the correction is drawn from norm(max(p - q, 0)). A deterministic candidate (``tree.q`` is None) is the
-    case q = point mass: accepted with probability p(x), else p without x. If all are accepted, a bonus comes from p.
+    At every node the residual r starts as p. Each child x in turn is accepted with probability min(1, r(x) / q(x));
+    when it is rejected r becomes norm(max(r - q, 0)) with the q that x was drawn from. A deterministic candidate is
+    the case q = point mass on x. If no child is left the correction (or bonus, below the last node) is drawn from r.
     """
+    return _walk(tree, p, generator, tolerance=0.0)
+
+
+@dataclass(frozen=True)
+class Ears:
+    """**Lossy**: rejection sampling that also forgives draws which a strict rule rejects by chance.
+
+    The acceptance probability of a child x is widened to r(x) / q(x) + ``tolerance`` * (1 - max p): nothing is added
+    where the target is sure, much where many tokens would do (2512.13194).
+    """
+
+    tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a negative tolerance."""
+        if not self.tolerance >= 0:
+            raise UserError(f"the EARS rule's tolerance is {self.tolerance}: expected 0 (exact) or a positive number")
+
+    def __call__(self, tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
+        """Verify ``tree`` against ``p [N + 1, V]``."""
+        return _walk(tree, p, generator, self.tolerance)
+
+
+@dataclass(frozen=True)
+class Typical:
+    """**Lossy**: accept whatever the target finds typical, however it was drafted.
+
+    A node x is accepted if p(x) > min(``epsilon``, ``delta`` * exp(-H(p))) with the entropy H in nats. The longest
+    accepted path wins, among equals the one whose siblings come first; the token behind it is sampled from p.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Raises UserError for thresholds outside 0..1."""
+        if not (0 <= self.epsilon <= 1 and 0 <= self.delta <= 1):
+            raise UserError(
+                f"typical acceptance has epsilon {self.epsilon} and delta {self.delta}: expected both within 0 to 1"
+            )
+
+    def __call__(self, tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
+        """Verify ``tree`` against ``p [N + 1, V]``."""
+        entropy = torch.special.entr(p).sum(-1)  # [N + 1]
+        threshold = (self.delta * torch.exp(-entropy)).clamp_(max=self.epsilon)
+        parents = tree.parents.to(p.device) + 1
+        typical = (p[parents, tree.tokens] > threshold[parents]).tolist()
+        longest: tuple[int, ...] = ()
+        paths: dict[int, tuple[int, ...]] = {ROOT: ()}
+        for node, parent in enumerate(tree.parent_list):
+            if typical[node] and parent in paths:
+                paths[node] = (*paths[parent], node)
+                longest = max(longest, paths[node], key=len)  # the first of equals stays
+        end = longest[-1] if longest else ROOT
+        return Verdict(longest, int(sample(p[end + 1], generator)))
+
+
+def _walk(tree: DraftTree, p: Tensor, generator: torch.Generator | None, tolerance: float) -> Verdict:
+    # One uniform number per node, drawn at once: a draw for a node that is never reached costs nothing, and the loop
+    # below asks the device only where siblings have to be tried one after the other.
     uniform = torch.rand(len(tree), generator=generator, dtype=torch.float64, device=p.device)
-    drafted = tree.tokens[:, None]
-    p_drafted = p[:-1].gather(1, drafted)[:, 0]
-    q_drafted = torch.ones_like(p_drafted) if tree.q is None else tree.q.gather(1, drafted)[:, 0]
-    accepts = (uniform * q_drafted < p_drafted).tolist()
-    for node, token in enumerate(tree.tokens.tolist()):
-        if accepts[node]:
-            continue
-        if tree.q is None:
-            residual = p[node].clone()
-            residual[token] = 0.0
+    parents = tree.parents.to(p.device) + 1
+    drafted = tree.tokens
+    p_drafted = p[parents, drafted]
+    q_drafted = torch.ones_like(p_drafted) if tree.q is None else tree.q.gather(1, drafted[:, None])[:, 0]
+    allowance = tolerance * (1 - p.amax(-1))[parents] if tolerance else torch.zeros_like(p_drafted)
+    accepts = (uniform * q_drafted < p_drafted + allowance * q_drafted).tolist()  # right for every first child
+    tokens: list[int] = drafted.tolist()
+    path: list[int] = []
+    here = ROOT
+    while True:
+        residual = p[here + 1]
+        for number, child in enumerate(tree.children.get(here, ())):
+            accepted = accepts[child]
+            if number:  # a sibling was rejected: r is no longer p
+                mass = residual[tokens[child]] + allowance[child] * q_drafted[child]
+                accepted = bool(uniform[child] * q_drafted[child] < mass)
+            if accepted:
+                path.append(child)
+                here = child
+                break
+            residual = _reject(residual, tokens[child], None if tree.q is None else tree.q[child])
         else:
-            residual = (p[node] - tree.q[node]).clamp_(min=0.0)
-        if residual.sum() <= 0:  # p = q up to rounding: a rejection of probability about 1e-7 keeps p itself
-            residual = p[node]
-        return Verdict(node, int(sample(residual, generator)))
-    return Verdict(len(tree), int(sample(p[len(tree)], generator)))
+            return Verdict(tuple(path), int(sample(residual, generator)))
+
+
+def _reject(residual: Tensor, token: int, q: Tensor | None) -> Tensor:
+    """norm(max(r - q, 0)); q None is the point mass on ``token``."""
+    if q is None:
+        left = residual.clone()
+        left[token] = 0.0
+    else:
+        left = (residual - q).clamp_(min=0.0)
+    total = left.sum()
+    # r = q up to rounding: a rejection of probability about 1e-7 keeps r itself.
+    return left / total if total > 0 else residual

@@ -92,7 +92,7 @@ def attend_block(
 
 @dataclass
 class CachedKeys:
-    """Keys and values of one request while decoding, called as the attention by the last row of what is appended.
+    """Keys and values of one request while decoding, called as the attention by the last rows of what is appended.
 
     ``length`` rows are valid; setting it back forgets what was drafted after them.
     """
@@ -101,8 +101,13 @@ class CachedKeys:
     length: int = 0
     _buffers: list[Tensor] = field(default_factory=list)  # keys, values [Hk, capacity, d]
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append key and value ``[n, Hk, d]``; attend with the one query ``[1, Hq, d]`` of the last row."""
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Append key and value ``[n, Hk, d]``; attend with the queries ``[m, Hq, d]`` of the last m rows.
+
+        seen: bool ``[m, D]``, which of the last D rows each query may attend to (a draft tree); all before are seen.
+        None for a single query, which sees everything.
+        """
+        assert seen is not None or len(query) == 1
         end = self.length + len(key)
         if not self._buffers or end > self.capacity:
             self.capacity = max(end, self.capacity if not self._buffers else 2 * self.capacity)
@@ -114,5 +119,8 @@ class CachedKeys:
             buffer[:, self.length : end] = added.transpose(0, 1)
         self.length = end
         keys, values = (buffer[None, :, :end] for buffer in self._buffers)
-        attended = scaled_dot_product_attention(query.transpose(0, 1)[None], keys, values, enable_gqa=True)
+        mask = None if seen is None else torch.nn.functional.pad(seen, (end - seen.shape[1], 0), value=True)
+        attended = scaled_dot_product_attention(
+            query.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
+        )
         return attended[0].transpose(0, 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.batch import Batch
 from specdraft.targets import Features, Target
@@ -54,8 +55,11 @@ class Drafter(nn.Module, ABC):
         """
 
     @abstractmethod
-    def draft(self, state: Any, num_tokens: int, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
-        """Propose up to ``num_tokens`` tokens after the last emitted one; ``sampling`` shapes q for sampled drafts."""
+    def draft(self, state: Any, shape: Shape, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
+        """Propose what follows the last emitted token, in this ``shape`` or a part of it; ``state`` stays as it was.
+
+        ``sampling`` shapes the q of sampled drafts. ``growth.grow`` makes any shape of a function from node to logits.
+        """
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able: what rebuilds the module before its weights are loaded."""

@@ -13,6 +13,7 @@ Parameter names are those that serving engines load.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
-from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import align
 from specdraft.drafters.attention import CachedKeys, UnrolledKeys
 from specdraft.drafters.base import Drafter, TrainingLoss
 from specdraft.drafters.batch import Batch
+from specdraft.drafters.growth import Level, Vocabulary, grow
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, StepResult, Teacher, distillation_loss
 from specdraft.targets import Features, Target
@@ -266,29 +269,25 @@ class Eagle3(Drafter):
         state.output = self._append(state.keys, tokens, feature)
 
     def draft(
-        self, state: Eagle3State, num_tokens: int, sampling: Sampling, generator: torch.Generator | None
+        self, state: Eagle3State, shape: Shape, sampling: Sampling, generator: torch.Generator | None
     ) -> DraftTree:
-        """A chain of ``num_tokens`` tokens: the most likely ones if greedy, else sampled from q."""
+        """A chain or tree; every node reads its parent's output as the feature."""
         assert state.output is not None, "advance comes before draft"
         emitted, output = state.keys.length, state.output
-        draft_ids = self.draft_ids
-        tokens, q = [], []
-        for index in range(num_tokens):
-            normed = self.norm(output)
-            logits = self.lm_head(normed)  # [1, Vd]
-            if sampling.greedy:
-                choice = logits.argmax(-1)
-            else:
-                q.append(sampling.probabilities(logits))
-                choice = sample(q[-1], generator)
-            tokens.append(draft_ids[choice])
-            if index + 1 < num_tokens:
-                output = self._append(state.keys, tokens[-1], normed if self.norm_output else output)
+
+        def expand(level: Level) -> Tensor:
+            nonlocal output
+            feature = (self.norm(output) if self.norm_output else output)[level.parents]
+            cos, sin = self._angles(emitted + level.depth)
+            here = slice(emitted + level.depth - 1, emitted + level.depth)  # all of a level stand at one position
+            attention = partial(state.keys, seen=level.seen)
+            output = self._layer_step(level.tokens, feature, cos[here], sin[here], attention, slice(None))
+            return self.lm_head(self.norm(output))
+
+        vocabulary = Vocabulary(self.vocab_size, self.draft_ids)
+        tree = grow(self.lm_head(self.norm(output)), expand, shape, sampling, generator, vocabulary)
         state.keys.length = emitted
-        if sampling.greedy:
-            return DraftTree.chain(torch.cat(tokens))
-        full = torch.zeros(num_tokens, self.vocab_size, device=output.device)
-        return DraftTree.chain(torch.cat(tokens), full.index_copy_(1, draft_ids, torch.cat(q)))
+        return tree
 
     def _append(self, keys: CachedKeys, tokens: Tensor, feature: Tensor) -> Tensor:
         # Only the newest row is asked what follows; the others just leave their keys.

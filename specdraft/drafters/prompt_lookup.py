@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.base import Drafter
 from specdraft.errors import UserError
@@ -55,14 +56,14 @@ class PromptLookup(Drafter):
             state.tokens.append(token)
 
     def draft(
-        self, state: PromptLookupState, num_tokens: int, sampling: Sampling, generator: torch.Generator | None
+        self, state: PromptLookupState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
     ) -> DraftTree:
-        """A chain of at most ``num_tokens`` tokens: fewer near the end of the text, none without a match."""
+        """A chain as deep as the shape at most: shorter near the end of the text, empty without a match."""
         found: list[int] = []
         for size in range(min(self.max_ngram, len(state.tokens)), self.min_ngram - 1, -1):
             start = state.continuations.get(tuple(state.tokens[-size:]))
             if start is not None:
-                found = state.tokens[start : start + num_tokens]
+                found = state.tokens[start : start + shape.depth]
                 break
         device = None if self.target is None else self.target.device
         return DraftTree.chain(torch.tensor(found, dtype=torch.int64, device=device))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from specdraft.decoding.cache import RewindableCache
 from specdraft.errors import UserError
 from specdraft.targets import loading
+from specdraft.targets.masks import attention_masks
 
 # Attention whose keys and values are kept per position, so that a rejected draft can be taken back.
 _REWINDABLE = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -177,9 +178,33 @@ class Target:
         return self._run(layers, input_ids=input_ids, position_ids=position_ids, use_cache=False)
 
     @torch.inference_mode()
-    def step(self, input_ids: Tensor, cache: RewindableCache, layers: Sequence[int] = ()) -> Features:
-        """Features of the next tokens ``[1, t]``, whose keys and values are appended to the cache."""
-        return self._run(layers, input_ids=input_ids, past_key_values=cache, use_cache=True)
+    def step(
+        self,
+        input_ids: Tensor,
+        cache: RewindableCache,
+        layers: Sequence[int] = (),
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
+    ) -> Features:
+        """Features of the next tokens ``[B, n]``, whose keys and values are appended to the cache.
+
+        Without more they follow the cached tokens one after the other. For draft trees and rows of different lengths,
+        ``positions [B, n]`` tells where each token stands and ``visible [B, n, S]`` (bool) which of the S = longest
+        row + n cached keys it may attend to; sliding windows are applied on top. Raises UserError where the attention
+        implementation takes no masks.
+        """
+        if visible is None:
+            return self._run(layers, input_ids=input_ids, past_key_values=cache, use_cache=True)
+        assert positions is not None
+        masks = attention_masks(self.config, visible, positions, cache.lengths, self.dtype)
+        return self._run(
+            layers,
+            input_ids=input_ids,
+            position_ids=positions,
+            attention_mask=masks,
+            past_key_values=cache,
+            use_cache=True,
+        )
 
     def logits(self, last: Tensor) -> Tensor:
         """Logits ``[..., V]`` of hidden states after the final norm ``[..., H]``: own head, scale and soft-cap."""

@@ -36,9 +36,9 @@ def head(target, untrained):
     return sure
 
 
-def two_tokens(target, drafter, sampling, count: int = 500) -> Tensor:
+def two_tokens(target, drafter, sampling, rule=rules.rejection_sampling, count: int = 500) -> Tensor:
     """The first two tokens of ``count`` generations, as first * V + second."""
-    decoder = Decoder(target, drafter, 2, sampling)
+    decoder = Decoder(target, drafter, 2, sampling, rule)
     return torch.tensor([decoder.generate(PROMPT, 2, seed).tokens for seed in range(count)]) @ torch.tensor([V, 1])
 
 
@@ -49,9 +49,9 @@ def exact_two_tokens(target, sampling) -> Tensor:
     return first[:, None] * torch.stack([plain_probabilities(row[-1], sampling) for row in logits])
 
 
-def texts_fit(target, drafter, sampling, count: int = 24) -> float:
+def texts_fit(target, drafter, sampling, rule=rules.rejection_sampling, count: int = 24) -> float:
     """p-value of ``count`` texts: per token u, counts of what follows u against the sum of its exact distributions."""
-    decoder = Decoder(target, drafter, 3, sampling)
+    decoder = Decoder(target, drafter, 3, sampling, rule)
     before, after, exact = [], [], []
     for seed, prompt in enumerate(random_prompts(count, [1, 2, 5, 9], V)):
         text = prompt + decoder.generate(prompt, LENGTH, seed).tokens
@@ -96,32 +96,27 @@ def test_whole_texts_with_other_drafts(target, drafter):
     assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95)) > REJECTED
 
 
-RIGHT = rules.rejection_sampling
-
-
 def correction_from_p(tree, p, generator):
-    accepted, token = RIGHT(tree, p, generator)
-    return rules.Verdict(accepted, token if accepted == len(tree) else int(sample(p[accepted], generator)))
+    path, token = rules.rejection_sampling(tree, p, generator)
+    return rules.Verdict(path, token if len(path) == len(tree) else int(sample(p[len(path)], generator)))
 
 
 def p_a_row_late(tree, p, generator):
-    return RIGHT(tree, torch.cat([p[1:], p[-1:]]), generator)
+    return rules.rejection_sampling(tree, torch.cat([p[1:], p[-1:]]), generator)
 
 
 def accepts_everything(tree, p, generator):
-    return rules.Verdict(len(tree), int(sample(p[-1], generator)))
+    return rules.Verdict(tuple(range(len(tree))), int(sample(p[-1], generator)))
 
 
 @pytest.mark.parametrize("fault", [correction_from_p, p_a_row_late, accepts_everything])
-def test_whole_texts_reject_wrong_rules(target, head, monkeypatch, fault):
-    monkeypatch.setattr(rules, "rejection_sampling", fault)
-    assert texts_fit(target, head, Sampling(1.0)) < REJECTED / 100
+def test_whole_texts_reject_wrong_rules(target, head, fault):
+    assert texts_fit(target, head, Sampling(1.0), fault) < REJECTED / 100
 
 
-def test_two_tokens_reject_a_wrong_rule(target, head, monkeypatch):
-    monkeypatch.setattr(rules, "rejection_sampling", correction_from_p)
+def test_two_tokens_reject_a_wrong_rule(target, head):
     exact = exact_two_tokens(target, SETTINGS[1])
-    assert goodness_of_fit(two_tokens(target, head, SETTINGS[1]), exact) < REJECTED / 100
+    assert goodness_of_fit(two_tokens(target, head, SETTINGS[1], correction_from_p), exact) < REJECTED / 100
 
 
 def test_a_draft_by_the_target_itself_gives_k_plus_one(target):

@@ -53,11 +53,11 @@ def two_tokens(rule, process: Process, num_draft: int, seed: int) -> tuple[Tenso
         q = torch.stack([process.q[0], process.q[1][chain[0]]])[:num_draft]
         p = torch.stack([process.p[0], process.p[1][chain[0]], bonus])[: num_draft + 1]
         verdict = rule(DraftTree.chain(chain, None if process.deterministic else q), p, g)
-        emitted = [*chain[: verdict.accepted].tolist(), verdict.next_token]
+        emitted = [*chain[: len(verdict.path)].tolist(), verdict.next_token]
         if len(emitted) == 1:
             emitted.append(int(sample(process.p[1][emitted[0]], g)))
         pairs.append(emitted[0] * V + emitted[1])
-        accepted.append(verdict.accepted)
+        accepted.append(len(verdict.path))
     return torch.tensor(pairs), torch.tensor(accepted)
 
 
@@ -106,9 +106,9 @@ def wrong(fault: str):
             elif fault == "correction without the token":
                 residual = p[node].clone()
                 residual[token] = 0
-            return rules.Verdict(node, int(sample(residual, generator)))
+            return rules.Verdict(tuple(range(node)), int(sample(residual, generator)))
         bonus = p[-2] if fault == "bonus a row too early" else p[-1]
-        return rules.Verdict(len(tree), int(sample(bonus, generator)))
+        return rules.Verdict(tuple(range(len(tree))), int(sample(bonus, generator)))
 
     return rule
 
@@ -157,16 +157,16 @@ def test_a_draft_from_the_target_itself_is_always_accepted():
     g = torch.Generator().manual_seed(1)
     for _ in range(300):
         tree = DraftTree.chain(sample(p[:3], g), p[:3].clone())
-        assert rules.rejection_sampling(tree, p, g).accepted == 3
+        assert rules.rejection_sampling(tree, p, g).path == (0, 1, 2)
 
 
 def test_certain_and_impossible_candidates():
     g = torch.Generator().manual_seed(0)
     p = torch.eye(V)[[2, 4, 1]]  # the target knows what it wants
     for _ in range(50):
-        assert rules.rejection_sampling(DraftTree.chain(torch.tensor([2, 4])), p, g) == (2, 1)
-        assert rules.rejection_sampling(DraftTree.chain(torch.tensor([2, 3])), p, g) == (1, 4)
-        assert rules.rejection_sampling(DraftTree.chain(torch.tensor([0, 4])), p, g) == (0, 2)
+        assert rules.rejection_sampling(DraftTree.chain(torch.tensor([2, 4])), p, g) == ((0, 1), 1)
+        assert rules.rejection_sampling(DraftTree.chain(torch.tensor([2, 3])), p, g) == ((0,), 4)
+        assert rules.rejection_sampling(DraftTree.chain(torch.tensor([0, 4])), p, g) == ((), 2)
 
 
 def test_an_empty_draft_is_plain_decoding():
@@ -174,19 +174,19 @@ def test_an_empty_draft_is_plain_decoding():
     p = torch.tensor([[0.1, 0.2, 0.4, 0.0, 0.3, 0.0]])
     g = torch.Generator().manual_seed(0)
     verdicts = [rules.rejection_sampling(nothing, p, g) for _ in range(2000)]
-    assert {verdict.accepted for verdict in verdicts} == {0}
+    assert {verdict.path for verdict in verdicts} == {()}
     assert goodness_of_fit(torch.tensor([verdict.next_token for verdict in verdicts]), p[0]) > REJECTED
-    assert rules.greedy(nothing, torch.tensor([5])) == (0, 5)
+    assert rules.greedy(nothing, torch.tensor([5])) == ((), 5)
 
 
 @pytest.mark.parametrize(
     ("drafted", "verdict"),
     [
-        ([7, 8, 9], (3, 10)),
-        ([7, 8, 1], (2, 9)),
-        ([7, 1, 9], (1, 8)),  # what is right behind a wrong token does not count
-        ([1, 8, 9], (0, 7)),
-        ([8, 9, 10], (0, 7)),
+        ([7, 8, 9], ((0, 1, 2), 10)),
+        ([7, 8, 1], ((0, 1), 9)),
+        ([7, 1, 9], ((0,), 8)),  # what is right behind a wrong token does not count
+        ([1, 8, 9], ((), 7)),
+        ([8, 9, 10], ((), 7)),
     ],
 )
 def test_greedy_accepts_the_common_prefix(drafted, verdict):

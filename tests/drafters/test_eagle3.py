@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.alignment import align
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle3 import Eagle3
@@ -74,8 +75,8 @@ def test_draft_takes_the_best_tokens_of_those_logits(target, packed):
     features = target.features(ids, packed.position_ids[:1, :9], head.layers)
     state = head.start(int(ids[0, 0]), 4)
     head.advance(state, torch.cat([ids[0, 1:], ids[0, :1]]), features)
-    tree = head.draft(state, 3, Sampling(), None)
-    again = head.draft(state, 3, Sampling(), None)
+    tree = head.draft(state, StaticTree.chain(3), Sampling(), None)
+    again = head.draft(state, StaticTree.chain(3), Sampling(), None)
     assert torch.equal(tree.tokens, again.tokens) and tree.is_chain and tree.q is None
     assert state.keys.length == 9, "drafting leaves the emitted rows as they were"
     assert head.t2d[tree.tokens].all()
@@ -90,7 +91,7 @@ def test_a_sampled_draft_tells_the_distribution_that_it_came_from(target, packed
     state = head.start(int(ids[0, 0]), 16)
     head.advance(state, torch.cat([ids[0, 1:], ids[0, :1]]), features)
     sampling = Sampling(temperature=1.5, top_k=5)
-    tree = head.draft(state, 4, sampling, torch.Generator().manual_seed(0))
+    tree = head.draft(state, StaticTree.chain(4), sampling, torch.Generator().manual_seed(0))
     assert tree.q.shape == (4, 97)
     assert (tree.q[torch.arange(4), tree.tokens] > 0).all()
     assert (tree.q[:, ~head.t2d] == 0).all() and ((tree.q > 0).sum(-1) == 5).all()
@@ -172,6 +173,6 @@ def test_decoding_in_inference_mode_does_not_spoil_training(target, packed):
     with torch.inference_mode():
         state = head.start(0, 8)
         head.advance(state, packed.input_ids[0, 1:9], Features(*(part[:1, :8] for part in features)))
-        head.draft(state, 3, Sampling(), None)
+        head.draft(state, StaticTree.chain(3), Sampling(), None)
     head.training_loss(packed, features, target).loss.backward()
     assert head.fc.weight.grad is not None

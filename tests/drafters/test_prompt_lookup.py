@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.targets import Features
@@ -20,7 +21,7 @@ def state_of(drafter, tokens):
 
 
 def draft(drafter, tokens, num_tokens=5):
-    tree = drafter.draft(state_of(drafter, tokens), num_tokens, Sampling(), None)
+    tree = drafter.draft(state_of(drafter, tokens), StaticTree.chain(num_tokens), Sampling(), None)
     assert tree.q is None and tree.is_chain
     return tree.tokens.tolist()
 
@@ -64,7 +65,7 @@ def test_equals_a_search_through_the_text_however_it_arrives():
             drafter.advance(state, torch.tensor(piece), NO_FEATURES)
             at += len(piece)
             expected = brute_force(tokens[:at], 3, drafter.max_ngram, 1)
-            assert drafter.draft(state, 3, Sampling(), None).tokens.tolist() == expected
+            assert drafter.draft(state, StaticTree.chain(3), Sampling(), None).tokens.tolist() == expected
 
 
 def test_config_rebuilds_it_and_nothing_trains():

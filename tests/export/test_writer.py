@@ -8,6 +8,7 @@ from engine_reference import draft_like_vllm
 from safetensors import safe_open
 
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
@@ -95,7 +96,7 @@ def test_an_engine_drafts_the_same_tokens_from_the_files(target, make_checkpoint
         first = int(target.logits(features.last[:, -1]).argmax())
         state = head.start(prompt[0], 64)
         head.advance(state, torch.tensor([*prompt[1:], first]), features)
-        ours.append(head.draft(state, 4, Sampling(), None).tokens.tolist())
+        ours.append(head.draft(state, StaticTree.chain(4), Sampling(), None).tokens.tolist())
         theirs.append(draft_like_vllm(config, tensors, target.model, prompt, first, 4))
         mistaken.append(draft_like_vllm(shifted, tensors, target.model, prompt, first, 4))
     assert ours == theirs

@@ -1,0 +1,57 @@
+"""Attention masks of a verification pass, in the form that each transformers architecture takes.
+
+B = requests, n = tokens read, S = cached keys of the longest row + n.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdraft.errors import UserError
+
+_WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+def attention_masks(
+    config: Any, visible: Tensor, positions: Tensor, held: Sequence[int], dtype: torch.dtype
+) -> Tensor | dict[str, Tensor]:
+    """What ``attention_mask`` must be so that query i of row b sees the keys that ``visible [B, n, S]`` marks.
+
+    positions: ``[B, n]``. held: tokens that each row had cached before. Where layers differ in what they see, the
+    answer is one mask for each kind, by the name the model uses. Raises UserError for an attention implementation
+    that takes no masks.
+    """
+    implementation = config._attn_implementation
+    if implementation not in ("sdpa", "eager"):
+        raise UserError(
+            f"the target's attention is {implementation!r}, which takes no masks, as draft trees and batches need: "
+            "expected target.attn_implementation=sdpa or eager"
+        )
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()))
+    if not kinds:
+        # Without layer types, a window holds for every layer.
+        kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
+    masks = {kind: _form(_within(config, kind, visible, positions, held), implementation, dtype) for kind in kinds}
+    return masks if len(masks) > 1 else masks[kinds[0]]
+
+
+def _within(config: Any, kind: str, visible: Tensor, positions: Tensor, held: Sequence[int]) -> Tensor:
+    name = _WINDOWED.get(kind)
+    size = getattr(config, name, None) if name else None
+    if size is None:
+        return visible
+    keys = torch.arange(visible.shape[-1], device=visible.device).repeat(len(held), 1)  # [B, S] positions of keys
+    for row, length in enumerate(held):
+        keys[row, length : length + positions.shape[1]] = positions[row]
+    if kind == "chunked_attention":
+        return visible & (keys[:, None] // size == positions[..., None] // size)
+    return visible & (positions[..., None] - keys[:, None] < size)
+
+
+def _form(visible: Tensor, implementation: str, dtype: torch.dtype) -> Tensor:
+    mask = visible[:, None]  # [B, 1, n, S]
+    if implementation == "sdpa":
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
