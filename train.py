@@ -16,9 +16,10 @@ CONF = Path(__file__).parent / "conf"
 def main(config: DictConfig) -> None:
     """Target, data, training, then evaluation and export of the best head."""
     # Imported here so that --help answers at once.
-    from specdraft.drafters.checkpoint import load_drafter
+    from specdraft.drafters.base import Drafter
+    from specdraft.drafters.checkpoint import about_target, load_drafter
     from specdraft.evaluation import EvaluationSettings, evaluate, load_prompts, table, write_report
-    from specdraft.export import export
+    from specdraft.export import export, layout_for
     from specdraft.training.checkpoints import Interrupted, find_resume
     from specdraft.training.fit import build_logger, fit
     from specdraft.training.plan import find_architecture, make_plan
@@ -41,8 +42,14 @@ def main(config: DictConfig) -> None:
     target = build(config.target)
     data = build(config.data)
     data.prepare(target)
+
+    def servable(drafter: Drafter) -> None:
+        # Days of training must not end in a format that does not exist.
+        if engine is not None:
+            layout_for(drafter.served(), about_target(target), engine, directory / f"export-{engine.name}")
+
     try:
-        module = fit(config, target, data, logger, directory, resume)
+        module = fit(config, target, data, logger, directory, resume, servable)
     except Interrupted as stop:
         print(f"\n{stop}, as does resume=auto")
         sys.exit(INTERRUPTED)

@@ -1,10 +1,11 @@
 """What the entry points share: foreseeable failures end in one sentence and a non-zero exit status."""
 
 import functools
+import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,30 @@ def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], None]
     """Like ``hydra.main`` for ``conf/name.yaml``; bad input prints ``error: ...`` and exits 2, Ctrl-C exits 130."""
 
     def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
+        @functools.wraps(task)
+        def prepared(config: DictConfig) -> None:
+            _import(config.imports)
+            task(config)
+
         # Reported inside, because Hydra prints all overrides once a job has raised, and outside, for what Hydra raises.
-        job = hydra.main(version_base=None, config_path=str(conf), config_name=name)(_reported(task))
+        job = hydra.main(version_base=None, config_path=str(conf), config_name=name)(_reported(prepared))
         return _reported(job)
 
     return decorate
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import modules of the user's own (``imports=[my_drafter]``), so that checkpoints may name what they define."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"imports={list(modules)}: {error}; expected Python modules in the working directory or on PYTHONPATH"
+        ) from error
+    finally:
+        sys.path.remove(os.getcwd())
 
 
 def _reported(function: Callable[..., None]) -> Callable[..., None]:

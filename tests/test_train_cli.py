@@ -137,10 +137,50 @@ def test_trains_measures_and_exports(train, arguments, tmp_path):
         "architecture": "LlamaForCausalLM",
         "dtype": "float32",
         "num_hidden_layers": 6,
+        "vocab_size": 320,
+        "max_position_embeddings": 256,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "pad_token_id": 2,
     }
+
+
+@pytest.mark.parametrize("model", ["draft", "eagle", "eagle3_1", "medusa"])
+def test_every_family_trains_and_exports(train, arguments, tmp_path, model):
+    vocabulary = ["model.draft_vocab_size=256" if model == "eagle3_1" else "model.draft_vocab_size=null"]
+    overrides = [each for each in arguments if not each.startswith("model.")]
+    status, _, err = train(*overrides, *vocabulary, f"model={model}", "evaluate=false")
+    assert status == 0, err
+    run = tmp_path / "family" / "run"
+    loss = losses(run)
+    assert len(loss) == 4 and all(float(value) > 0 for value in loss.values())
+    assert (run / "export-vllm" / "config.json").is_file()
+
+
+def test_a_drafter_that_no_engine_serves_is_refused_before_training(train, arguments, tmp_path):
+    overrides = [each for each in arguments if not each.startswith("model.")]
+    status, _, err = train(*overrides, "model=hydra", "model.draft_vocab_size=null", "export=vllm")
+    assert status == 2 and "Hydra, which no serving engine loads" in err
+    assert not (tmp_path / "family" / "run" / "checkpoints").exists()
+
+
+def test_init_trains_on(train, arguments, tmp_path):
+    first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
+    quick = [*arguments, "evaluate=false", "export=null"]
+    assert train(*quick, f"hydra.run.dir={first}")[0] == 0
+    still = ["model.optimizer.learning_rate=1e-30", "model.drafter.step_decay=0.9", f"hydra.run.dir={second}"]
+    status, _, err = train(*quick, f"init={first}", *still)
+    assert status == 0, err
+    weights = [(run / "drafter" / "model.safetensors").read_bytes() for run in (first, second)]
+    assert weights[0] == weights[1]
+    for override, sentence in (
+        ("model.drafter.fc_norm=true", "fc_norm=False, and the configuration makes one with True"),
+        ("model=medusa", "kind Eagle3, and the configuration makes Medusa"),
+        ("init=/nowhere", "there is no drafter checkpoint at /nowhere"),
+    ):
+        overrides = [each for each in quick if not (override == "model=medusa" and each.startswith("model."))]
+        status, _, err = train(*overrides, f"init={first}", override)
+        assert status == 2 and sentence in err, err
 
 
 def test_wandb_offline_by_one_word(train, arguments, tmp_path):
@@ -261,7 +301,7 @@ def test_resuming_a_finished_run_keeps_its_head(train, arguments, tmp_path):
         (["target.name=embedded://large"], "no embedded target 'embedded://large'"),
         (["decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
         (["model.draft_vocab_size=321"], "model.draft_vocab_size is 321"),
-        (["export=tensorrt"], "export=tensorrt is unknown: expected sglang, vllm"),
+        (["export=tensorrt"], "export=tensorrt is unknown: expected sglang, tensorrt_llm, transformers, vllm"),
         (["resume=/nonexistent"], "does not exist"),
         (["strategy=single", "trainer.devices=2"], "strategy=single trains on one device"),
         (["hydra.run.dir={file}/run"], "cannot"),

@@ -35,6 +35,7 @@ class Generation:
     """What one request produced. tokens: emitted ids, cut behind the first end of text and at the limit.
 
     drafted, accepted, nodes: per round, levels drafted (a chain's tokens), tokens accepted, and nodes verified.
+    divergence: per round, of a lossy rule on chains, the total variation of its first token from the target.
     Seconds: of the prompt's pass, of all rounds after it (each with what the drafter does there), and the drafter's
     share of the rounds. Requests that are decoded side by side share their rounds, and each counts them whole.
     """
@@ -43,6 +44,7 @@ class Generation:
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
+    divergence: list[float] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -113,6 +115,8 @@ class Decoder:
         batch_size: int = 1,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield ``(number of the prompt, generation)`` as requests end, not necessarily in their order."""
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}: expected at least 1 prompt to be decoded at a time")
         for prompt in prompts:
             self._check(prompt, max_new_tokens)
         seeds = range(len(prompts)) if seeds is None else seeds
@@ -120,17 +124,16 @@ class Decoder:
         active: list[_Request] = []
         cache = self.target.new_cache(0)
         while True:
-            for number in waiting:
+            while len(active) < batch_size and (number := next(waiting, None)) is not None:
                 request, row = self._begin(number, prompts[number], max_new_tokens, seeds[number])
                 if self._finished(request):
                     yield number, self._end(request)
                     continue
-                cache = row if not active else cache
                 if active:
                     cache.join(row)
+                else:
+                    cache = row
                 active.append(request)
-                if len(active) == batch_size:
-                    break
             if not active:
                 return
             self._round(active, cache)
@@ -191,7 +194,10 @@ class Decoder:
             if self.sampling.greedy:
                 verdict = rules.greedy(tree, best[row, here])
             else:
-                verdict = self.rule(tree, self.sampling.probabilities(logits[row, here]), request.generator)
+                p = self.sampling.probabilities(logits[row, here])
+                verdict = self.rule(tree, p, request.generator)
+                if isinstance(self.rule, rules.LossyRule) and tree.is_chain:
+                    result.divergence.append(self.rule.divergence(tree, p))
             cache.keep(row, length + 1, verdict.path)
             emitted = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
             result.tokens += emitted

@@ -17,6 +17,7 @@ more and change the distribution.
 | ``Ears`` | any: rejection sampling with a tolerance for uncertain targets (2512.13194) | **lossy** |
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,6 +39,13 @@ class Verdict(NamedTuple):
 
 Rule = Callable[[DraftTree, Tensor, torch.Generator | None], Verdict]
 """A rule for temperatures above 0: ``(tree, p [N + 1, V], generator) -> Verdict``."""
+
+
+def describe(rule: Rule) -> str:
+    """A rule's name for results; a lossy one is called so."""
+    if isinstance(rule, LossyRule):
+        return f"lossy: {rule}"
+    return str(getattr(getattr(rule, "func", rule), "__name__", rule)).replace("_", " ")
 
 
 def greedy(tree: DraftTree, best: Tensor) -> Verdict:
@@ -67,12 +75,40 @@ def rejection_sampling(tree: DraftTree, p: Tensor, generator: torch.Generator | 
     return _walk(tree, p, generator, tolerance=0.0)
 
 
+class LossyRule(ABC):
+    """A rule that changes the distribution of what is emitted; by how much is measured while decoding."""
+
+    @abstractmethod
+    def __call__(self, tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
+        """Verify ``tree`` against ``p [N + 1, V]``."""
+
+    @abstractmethod
+    def first_token(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """How the first token behind a chain's root is chosen: the probability ``[V]`` of accepting each draft, and the
+        distribution ``[V]`` that replaces a rejected one. q, p: ``[V]``."""
+
+    def divergence(self, tree: DraftTree, p: Tensor) -> float:
+        """Total variation between the target's distribution and that of the round's first token, exact for a chain.
+
+        Raises ValueError for a tree with branches.
+        """
+        if not tree.is_chain:
+            raise ValueError("the divergence of a lossy rule is known in closed form for chains only")
+        if len(tree) == 0:
+            return 0.0
+        q = torch.zeros_like(p[0]).index_fill_(0, tree.tokens[:1], 1.0) if tree.q is None else tree.q[0]
+        accepted, rest = self.first_token(q, p[0])
+        emitted = q * accepted
+        emitted = emitted + (1 - emitted.sum()) * rest
+        return 0.5 * float((emitted - p[0]).abs().sum())
+
+
 @dataclass(frozen=True)
-class Ears:
+class Ears(LossyRule):
     """**Lossy**: rejection sampling that also forgives draws which a strict rule rejects by chance.
 
-    The acceptance probability of a child x is widened to r(x) / q(x) + ``tolerance`` * (1 - max p): nothing is added
-    where the target is sure, much where many tokens would do (2512.13194).
+    A child x is accepted if u - ``tolerance`` * (1 - max p) < r(x) / q(x), with u uniform (2512.13194): nothing is
+    forgiven where the target is sure, much where many tokens would do.
     """
 
     tolerance: float = 0.1
@@ -86,9 +122,16 @@ class Ears:
         """Verify ``tree`` against ``p [N + 1, V]``."""
         return _walk(tree, p, generator, self.tolerance)
 
+    def first_token(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``LossyRule``."""
+        ratio = torch.where(q > 0, p / q.clamp(min=torch.finfo(q.dtype).tiny), 0.0)
+        accepted = (ratio + self.tolerance * (1 - p.max())).clamp(max=1.0)
+        left = (p - q).clamp(min=0.0)
+        return accepted, left / left.sum() if left.sum() > 0 else p
+
 
 @dataclass(frozen=True)
-class Typical:
+class Typical(LossyRule):
     """**Lossy**: accept whatever the target finds typical, however it was drafted.
 
     A node x is accepted if p(x) > min(``epsilon``, ``delta`` * exp(-H(p))) with the entropy H in nats. The longest
@@ -107,8 +150,7 @@ class Typical:
 
     def __call__(self, tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
         """Verify ``tree`` against ``p [N + 1, V]``."""
-        entropy = torch.special.entr(p).sum(-1)  # [N + 1]
-        threshold = (self.delta * torch.exp(-entropy)).clamp_(max=self.epsilon)
+        threshold = self._threshold(p)
         parents = tree.parents.to(p.device) + 1
         typical = (p[parents, tree.tokens] > threshold[parents]).tolist()
         longest: tuple[int, ...] = ()
@@ -119,6 +161,15 @@ class Typical:
                 longest = max(longest, paths[node], key=len)  # the first of equals stays
         end = longest[-1] if longest else ROOT
         return Verdict(longest, int(sample(p[end + 1], generator)))
+
+    def first_token(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``LossyRule``."""
+        return (p > self._threshold(p)).to(p.dtype), p
+
+    def _threshold(self, p: Tensor) -> Tensor:
+        """``[...]`` of ``p [..., V]``."""
+        entropy = torch.special.entr(p).sum(-1)
+        return (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)
 
 
 def _walk(tree: DraftTree, p: Tensor, generator: torch.Generator | None, tolerance: float) -> Verdict:

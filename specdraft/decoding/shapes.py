@@ -125,11 +125,12 @@ def as_shape(draft: "Shape | int") -> "Shape":
 
 
 def tree_from_accuracies(accuracies: Sequence[Sequence[float]], num_nodes: int) -> StaticTree:
-    """The static tree of ``num_nodes`` nodes with the greatest expected acceptance length.
+    """The static tree of ``num_nodes`` nodes, or of all that were measured, with the greatest expected acceptance.
 
     accuracies: ``[level][rank]``, how often the token of that rank at that level is the target's own choice, given
     that everything above it was. Greedy expansion: the node of greatest joint probability is added next (Medusa,
-    2401.10774, section 2.3.3). Raises UserError if the accuracies are no probabilities or too few.
+    2401.10774, section 2.3.3), which is best where accuracies fall from rank to rank, as a draft's own order has it.
+    Raises UserError if the accuracies are no probabilities, or leave no node.
     """
     if not accuracies or not all(0 <= accuracy <= 1 for level in accuracies for accuracy in level):
         raise UserError("a tree needs accuracies between 0 and 1 for every level and rank")
@@ -150,5 +151,8 @@ def tree_from_accuracies(accuracies: Sequence[Sequence[float]], num_nodes: int) 
             above[(*path, 0)] = joint(path)
         del above[path]
     if not chosen:
-        raise UserError("a tree needs accuracies for at least one rank of the first level")
+        raise UserError(
+            f"the draft tree is to have {num_nodes} nodes from {len(accuracies[0])} accuracies of the first level: "
+            "expected at least one of each"
+        )
     return StaticTree(tuple(chosen))

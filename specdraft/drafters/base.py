@@ -1,8 +1,7 @@
 """What every drafter is: a module with one face for training and two for decoding."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +10,13 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.batch import Batch
+from specdraft.losses.chunked import CHUNK_ELEMENTS
 from specdraft.targets import Features, Target
 
 
-@dataclass
-class TrainingLoss:
+class TrainingLoss(NamedTuple):
     """``loss``: scalar to minimise. ``metrics``: sums under names ending in ``_sum`` and their ``_total`` counts, so
-    that they can be added over steps and ranks and divided once."""
+    that they can be added over steps and ranks and divided once. A tuple, because DeepSpeed looks for tensors in it."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -33,15 +32,36 @@ class Drafter(nn.Module, ABC):
     layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states the drafter reads; empty if none."""
 
+    training_options: ClassVar[frozenset[str]] = frozenset()
+    """Constructor arguments that shape the training alone, so that a checkpoint may be trained on with others."""
+
     target: Target | None = None
 
     def bind(self, target: Target) -> None:
         """Borrow what the drafter shares with the target (an embedding, say); it is never saved with the drafter."""
         self.target = target
 
+    def prepare(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """The batch to train on, asked for before the target reads it; a drafter may put its own text into it."""
+        return batch
+
     def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
         """The loss of a packed batch. Training-free drafters have none."""
         raise TypeError(f"{type(self).__name__} has nothing to train")
+
+    def training_flops(self, row_length: int) -> tuple[float, float]:
+        """FLOPs per token of a training step, (forward, backward), if every position of the rows is supervised.
+
+        An estimate from the trained matrices, each used once; drafters that unroll or attend say more.
+        """
+        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim == 2)
+        return 2.0 * matrices, 4.0 * matrices
+
+    def activation_bytes(self, tokens: int, element: int) -> float:
+        """Bytes that a training step on ``tokens`` tokens keeps for backward, ``element`` bytes a number; an estimate:
+        the inputs of all linear layers, as much again between them, and a chunk of logits."""
+        inputs = sum(module.in_features for module in self.modules() if isinstance(module, nn.Linear))
+        return float(2 * inputs * tokens * element + 16 * CHUNK_ELEMENTS)
 
     @abstractmethod
     def start(self, first_token: int, max_length: int) -> Any:
@@ -60,6 +80,10 @@ class Drafter(nn.Module, ABC):
 
         ``sampling`` shapes the q of sampled drafts. ``growth.grow`` makes any shape of a function from node to logits.
         """
+
+    def served(self) -> "Drafter":
+        """The drafter as it is decoded with, saved and exported: itself, unless training needs parts beside it."""
+        return self
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able: what rebuilds the module before its weights are loaded."""

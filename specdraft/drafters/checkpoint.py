@@ -43,6 +43,19 @@ def save_drafter(
     return directory
 
 
+def about_target(target: Target) -> dict[str, Any]:
+    """What an export must know of the target without loading it; travels in ``extra`` as "target"."""
+    ids = {f"{kind}_token_id": getattr(target.config, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}
+    return {
+        "architecture": type(target.model).__name__,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "num_hidden_layers": target.num_layers,
+        "vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_length,
+        **ids,
+    }
+
+
 def find(path: str | Path) -> Path:
     """The checkpoint directory at ``path``: itself, or ``drafter/`` in a run directory. Raises UserError if neither."""
     for candidate in (Path(path), Path(path) / "drafter"):
@@ -111,7 +124,7 @@ def _drafter_class(path: str, directory: Path) -> type[Drafter]:
     if not (isinstance(loaded, type) and issubclass(loaded, Drafter)):
         raise UserError(
             f"{directory / CONFIG} names the drafter {path!r}, which is not known: expected a class of "
-            "specdraft.drafters, or one of your own that is already imported"
+            "specdraft.drafters, or one of your own that imports=[MODULE] names"
         )
     return loaded
 

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.rules import Rule, describe, rejection_sampling
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape, as_shape
+from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.evaluation import environment
 from specdraft.evaluation.distinctness import distinct_ngrams
@@ -31,9 +34,15 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How to decode. ``num_draft_tokens`` is K; every temperature is measured on every prompt."""
+    """How to decode; every temperature is measured on every prompt.
+
+    ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
+    under test. ``rule`` verifies above temperature 0.
+    """
 
     num_draft_tokens: int = 5
+    shape: "Shape | Callable[[Drafter, Target], Shape] | None" = None
+    rule: Rule = rejection_sampling
     temperatures: tuple[float, ...] = (0.0, 1.0)
     top_k: int = 0
     top_p: float = 1.0
@@ -48,10 +57,13 @@ class EvaluationSettings:
         """
         options = dict(decoding)
         temperature = options.pop("temperature")
+        later = {name: options.pop(name) for name in ("shape", "rule") if name in options}
         temperatures = (
             temperature if isinstance(temperature, Sequence) and not isinstance(temperature, str) else [temperature]
         )
-        return cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
+        settings = cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
+        # Shapes read the number of draft tokens, which is checked by now.
+        return replace(settings, **{name: build(node) for name, node in later.items()})
 
     def __post_init__(self) -> None:
         for name, least, why in (
@@ -67,6 +79,12 @@ class EvaluationSettings:
             if not isinstance(temperature, int | float):
                 raise UserError(f"decoding.temperature is {temperature!r}: expected a number or a list of numbers")
             self.sampling(temperature)
+
+    def draft_shape(self, drafter: "Drafter", target: "Target") -> Shape:
+        """The shape of every draft, measured if it has to be."""
+        if self.shape is None or isinstance(self.shape, Shape):
+            return self.shape or as_shape(self.num_draft_tokens)
+        return self.shape(drafter, target)
 
     def sampling(self, temperature: float) -> Sampling:
         """The sampling settings at one of the temperatures."""
@@ -138,6 +156,7 @@ def evaluate(
     Raises UserError if there are no prompts or one does not fit the context, before anything is decoded.
     """
     check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
+    shape = settings.draft_shape(drafter, target)
     drafters = {_name(drafter): drafter, **(compare or {})}
     for each in drafters.values():
         each.eval()
@@ -148,20 +167,23 @@ def evaluate(
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with tqdm(total=total, desc="evaluating", unit="request", disable=not progress) as bar:
         for temperature in settings.temperatures:
-            requests = _decode(target, drafters, prompts, settings, temperature, bar)
+            requests = _decode(target, drafters, prompts, settings, shape, temperature, bar)
             baseline = [request.baseline.tokens for request in next(iter(requests.values()))]
             distinctness[temperature] = distinct_ngrams(baseline, 4)
             for name, rows in requests.items():
-                results.append(summarize(rows, name, temperature, settings.num_draft_tokens, seed=settings.seed))
+                results.append(summarize(rows, name, temperature, shape.depth, seed=settings.seed))
                 for category in names if len(names) > 1 else ():
                     chosen = [row for row in rows if row.category == category]
-                    categories.append(
-                        summarize(chosen, name, temperature, settings.num_draft_tokens, category, settings.seed)
-                    )
+                    categories.append(summarize(chosen, name, temperature, shape.depth, category, settings.seed))
     recorded = {
-        **asdict(settings),
+        "num_draft_tokens": shape.depth,
         "temperatures": list(settings.temperatures),
-        "draft_tree": f"chain of {settings.num_draft_tokens}",
+        "top_k": settings.top_k,
+        "top_p": settings.top_p,
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+        "draft_tree": str(shape),
+        "rule": describe(settings.rule),
         "prompts": len(prompts),
         "target": asdict(target.identity),
         "chat_template_hash": template_hash(target.tokenizer),
@@ -183,12 +205,13 @@ def _decode(
     drafters: "Mapping[str, Drafter]",
     prompts: Sequence[Prompt],
     settings: EvaluationSettings,
+    shape: Shape,
     temperature: float,
     bar: "tqdm[Any]",
 ) -> dict[str, list[Request]]:
     sampling = settings.sampling(temperature)
     decoders = {
-        name: Decoder(target, drafter, settings.num_draft_tokens, sampling)
+        name: Decoder(target, drafter, shape, sampling, settings.rule)
         for name, drafter in {_BASELINE: None, **drafters}.items()
     }
     ways = list(decoders)

@@ -59,6 +59,7 @@ def html(evaluation: Evaluation) -> str:
 <title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>
 <h1>{escape(title)}</h1>
 <p>{settings["prompts"]} prompts, up to {settings["max_new_tokens"]} tokens each, drafts: {settings["draft_tree"]},
+{escape(settings["rule"])},
 {escape(settings["dtype"])} on {escape(settings["device"])}; {escape(evaluation.created)}.
 Brackets hold 95 % bootstrap intervals over prompts.</p>
 <div class="figures">{cards}</div>
@@ -78,6 +79,13 @@ def _section(evaluation: Evaluation, temperature: float) -> str:
         f"from the target's own at temperature 0 in {escape(evaluation.settings['dtype'])}.</p>"
         for result in results
         if result.differing_requests
+    )
+    warnings += "".join(
+        f'<p class="bad">{escape(evaluation.settings["rule"])}: the first token of a round of '
+        f"{escape(result.drafter)} is {result.divergence:.3f} (total variation, mean over rounds) away from the "
+        "target's distribution.</p>"
+        for result in results
+        if result.divergence is not None
     )
     categories = [row for row in evaluation.categories if row.temperature == temperature]
     by_category = (

@@ -67,6 +67,8 @@ class Result:
     verification_cost_ratio: float
     modelled_speedup: float
     differing_requests: int | None
+    nodes_per_round: float
+    divergence: float | None  # of a lossy rule: total variation of a round's first token from the target's distribution
 
     @property
     def identical_tokens(self) -> bool | None:
@@ -97,6 +99,8 @@ class Result:
             "modelled_speedup",
             "identical_tokens",
             "differing_requests",
+            "nodes_per_round",
+            "divergence",
         ):
             flat[name] = getattr(self, name)
         return flat
@@ -151,6 +155,7 @@ def summarize(
         sum(request.drafted.decode_seconds for request in requests) - draft_seconds, counts.rounds
     )
     cost_ratio = _divide(draft_step, target_step)
+    divergences = [value for request in requests for value in request.drafted.divergence]
     return Result(
         drafter=drafter,
         temperature=temperature,
@@ -173,6 +178,8 @@ def summarize(
         differing_requests=(
             sum(request.drafted.tokens != request.baseline.tokens for request in requests) if temperature == 0 else None
         ),
+        nodes_per_round=_divide(sum(sum(request.drafted.nodes) for request in requests), counts.rounds),
+        divergence=sum(divergences) / len(divergences) if divergences else None,
     )
 
 

@@ -15,6 +15,8 @@ def table(evaluation: Evaluation) -> str:
         f"{settings['draft_tree']}, {settings['dtype']} on {settings['device']}",
         "intervals: 95 %, bootstrap over prompts",
     ]
+    if settings["rule"].startswith("lossy"):
+        lines.append(f"above temperature 0 the rule is {settings['rule']}")
     for temperature, share in evaluation.distinct_4gram.items():
         results = evaluation.at(temperature)
         alone = results[0].baseline_tokens_per_second
@@ -52,9 +54,14 @@ def _details(result: Result) -> list[str]:
     lines = [
         f"{result.drafter}: draft acceptance rate {counts.draft_acceptance_rate:.3f}, cost ratio c "
         f"{result.cost_ratio:.3f},",
-        f"  modelled speedup {result.modelled_speedup:.2f}; verifying a draft costs "
+        f"  modelled speedup {result.modelled_speedup:.2f}; verifying {result.nodes_per_round:.1f} nodes costs "
         f"{result.verification_cost_ratio:.2f} target steps",
     ]
+    if result.divergence is not None:
+        lines += [
+            f"  LOSSY: the first token of a round is {result.divergence:.3f} (total variation, mean) away",
+            "  from the target's distribution",
+        ]
     for start in range(0, counts.num_draft_tokens, _POSITIONS):
         part = slice(start, min(start + _POSITIONS, counts.num_draft_tokens))
         lines += [

@@ -1,27 +1,44 @@
-"""What an engine has to say for itself: its name, what it cannot serve, and how it is started.
+"""What an engine has to say for itself: its name, what it serves and what not, and how it is started.
 
 One subclass per engine, in a file of its own; ``conf/engine/*.yaml`` mirrors the constructors.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 from specdraft.errors import UserError
-from specdraft.export.layout import DTYPES
+from specdraft.export.layout import DTYPES, TITLES, Layout
 
 
 class Engine(ABC):
-    """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training."""
+    """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training.
+
+    families: the families it serves, and the engine's own name for each.
+    """
 
     name: str
+    families: ClassVar[Mapping[str, str]]
 
     def __init__(self, dtype: str = "auto") -> None:
         if dtype != "auto" and dtype not in DTYPES:
-            raise UserError(f"engine.dtype is {dtype!r}: expected auto, {', '.join(DTYPES)}")
+            raise UserError(f"engine.dtype is {dtype!r}: expected auto, {', '.join(DTYPES)}; choose one of them")
         self.dtype = dtype
 
-    def check_target(self, architecture: str) -> None:  # noqa: B027 - most engines serve them all
-        """Raise UserError for a target (its transformers class) with which this engine serves no EAGLE-3 head."""
+    def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
+        """The layout as this engine reads it. ``target``: what the checkpoint says of the target's model.
+
+        Raises UserError for a family, a target or an option that the engine does not serve, or would not notice.
+        """
+        if layout.family not in self.families:
+            served = ", ".join(TITLES[family] for family in self.families)
+            raise UserError(
+                f"{self.name} serves no {layout.title}: expected one of what it does serve ({served}); "
+                "choose another engine"
+            )
+        return layout
 
     @abstractmethod
-    def usage(self, target: str, directory: str, num_draft_tokens: int, dtype: str) -> str:
-        """Markdown for the model card: how this engine is started with the head in ``directory``."""
+    def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
+        """Markdown for the model card: how this engine is started with the drafter in ``directory``."""

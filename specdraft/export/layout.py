@@ -1,16 +1,12 @@
-"""The plain EAGLE-3 layout that vLLM and SGLang both load.
+"""What an exported drafter consists of, and the checks that every family of drafters shares.
 
-H = hidden size of head and target, V = target vocabulary, Vd = draft vocabulary, n = auxiliary layers.
-
-- Engines hardly check a head: with shifted layer ids, no d2t or no lm_head they load it, stay lossless and accept
-  nothing. So everything that could go wrong silently is validated here, before writing.
-- A layer k is the hidden state after k layers. vLLM reads k from the top level; SGLang reads k - 1 from
-  ``eagle_config`` and ignores the top level. Side by side, one file serves both.
-- The embedding is the target's: engines share it when the file has none. The lm_head is always the head's own.
-- d2t and t2d are left out where the draft vocabulary is the whole one: vLLM has no place for them then.
+A family is a kind of drafter that engines tell apart, by vLLM's name for it: eagle3, eagle, medusa, draft_model. Each
+has a module of its own here that makes its ``Layout``. Engines hardly check what they load: a wrong file stays
+lossless and accepts nothing. So everything that could go wrong silently is validated before it is written.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,113 +14,54 @@ from torch import Tensor
 
 from specdraft.errors import UserError
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_INTEGERS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "draft_vocab_size",
-    "max_position_embeddings",
-)
+TITLES = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE head", "medusa": "Medusa heads", "draft_model": "draft model"}
 
 
-def layout_config(
-    drafter: Mapping[str, Any], dtype: str, special_ids: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The head's ``config.json`` from the constructor arguments of an ``Eagle3`` (``Eagle3.config()``).
+@dataclass(frozen=True)
+class Layout:
+    """A directory to be: ``config.json`` and one safetensors file named ``weights``; ``facts`` go into the card."""
 
-    ``special_ids`` are the target's bos, eos and pad ids, carried over where they are known.
-    """
-    layers = [int(layer) for layer in drafter["layers"]]
-    rope = dict(drafter["rope_parameters"])
-    theta = rope.pop("rope_theta")
-    config: dict[str, Any] = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        **{key: int(drafter[key]) for key in _INTEGERS},
-        "num_hidden_layers": 1,
-        "hidden_act": drafter["hidden_act"],
-        "rms_norm_eps": drafter["rms_norm_eps"],
-        "rope_theta": theta,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "torch_dtype": dtype,
-        **{key: value for key, value in (special_ids or {}).items() if value is not None},
-        "eagle_aux_hidden_state_layer_ids": layers,
-        "num_aux_hidden_states": len(layers),
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers],
-            "use_aux_hidden_state": True,
-        },
-        "norm_before_residual": False,
-        "norm_before_fc": False,
-        "fc_norm": bool(drafter["fc_norm"]),
-        "norm_output": bool(drafter["norm_output"]),
-    }
-    if rope.get("rope_type", "default") != "default":
-        config["rope_scaling"] = rope
-    return config
+    family: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    dtype: str
+    weights: str = "model.safetensors"
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The family's name in a sentence."""
+        return TITLES[self.family]
 
 
-def layout_tensors(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The head's tensors from an ``Eagle3`` state dict, weights cast to the layout's dtype."""
-    dtype = DTYPES[config["torch_dtype"]]
-    whole_vocabulary = config["draft_vocab_size"] == config["vocab_size"]
+def cast(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """The tensors, contiguous; floating-point ones as ``dtype``."""
+    wanted = DTYPES[dtype]
     return {
-        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in state.items()
-        if not (whole_vocabulary and name in ("d2t", "t2d"))
+        name: (tensor.to(wanted) if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in tensors.items()
     }
 
 
-def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a head with this ``config.json`` consists of; nothing may be added."""
-    h, inner = config["hidden_size"], config["intermediate_size"]
-    query = config["num_attention_heads"] * config["head_dim"]
-    key = config["num_key_value_heads"] * config["head_dim"]
-    vocabulary, draft = config["vocab_size"], config["draft_vocab_size"]
-    n = len(config["eagle_aux_hidden_state_layer_ids"])
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (h, n * h),
-        "midlayer.hidden_norm.weight": (h,),
-        "midlayer.input_layernorm.weight": (h,),
-        "midlayer.post_attention_layernorm.weight": (h,),
-        "midlayer.self_attn.q_proj.weight": (query, 2 * h),
-        "midlayer.self_attn.k_proj.weight": (key, 2 * h),
-        "midlayer.self_attn.v_proj.weight": (key, 2 * h),
-        "midlayer.self_attn.o_proj.weight": (h, query),
-        "midlayer.mlp.gate_proj.weight": (inner, h),
-        "midlayer.mlp.up_proj.weight": (inner, h),
-        "midlayer.mlp.down_proj.weight": (h, inner),
-        "norm.weight": (h,),
-        "lm_head.weight": (draft, h),
-    }
-    if config["fc_norm"]:
-        shapes |= {f"fc_norm.{i}.weight": (h,) for i in range(n)}
-    if draft != vocabulary:
-        shapes |= {"d2t": (draft,), "t2d": (vocabulary,)}
-    return shapes
+def check_tensors(
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    integers: Mapping[str, torch.dtype] | None = None,
+) -> None:
+    """Raises UserError unless ``tensors`` are exactly those of ``shapes``, finite and of ``dtype``.
 
-
-def validate(config: Mapping[str, Any], tensors: Mapping[str, Tensor], num_target_layers: int | None = None) -> None:
-    """Check all that engines do not check. Raises UserError that names the first fault.
-
-    ``num_target_layers`` bounds the layer ids from above where the checkpoint records it.
+    ``integers`` gives the dtypes of the tensors that hold no weights.
     """
-    _validate_config(config, num_target_layers)
-    shapes = tensor_shapes(config)
     missing, unknown = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing or unknown:
         raise UserError(
-            f"the head's tensors are not those of an EAGLE-3 head (missing: {', '.join(missing) or 'none'}; "
+            f"the tensors are not those of {kind} (missing: {', '.join(missing) or 'none'}; "
             f"unknown: {', '.join(unknown) or 'none'}): expected a checkpoint that specdraft wrote, unedited"
         )
-    dtypes = dict.fromkeys(shapes, DTYPES[config["torch_dtype"]]) | {"d2t": torch.int64, "t2d": torch.bool}
+    dtypes = dict.fromkeys(shapes, DTYPES[dtype]) | dict(integers or {})
     for name, shape in shapes.items():
         tensor = tensors[name]
         if tuple(tensor.shape) != shape or tensor.dtype != dtypes[name]:
@@ -132,42 +69,35 @@ def validate(config: Mapping[str, Any], tensors: Mapping[str, Tensor], num_targe
                 f"tensor {name} is {tensor.dtype} {list(tensor.shape)}: expected {dtypes[name]} {list(shape)}; "
                 "the checkpoint's config.json and model.safetensors do not belong together"
             )
+    check_finite(tensors, dtype)
+
+
+def check_finite(tensors: Mapping[str, Tensor], dtype: str) -> None:
+    """Raises UserError for a weight that is not finite, or no longer is in ``dtype``."""
+    for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UserError(
-                f"tensor {name} holds values that are not finite in {config['torch_dtype']}: "
+                f"tensor {name} holds values that are not finite in {dtype}: "
                 "expected finite weights; export an earlier checkpoint, or with engine.dtype=float32"
             )
-    if "d2t" in shapes:
-        _validate_draft_vocabulary(tensors["d2t"], tensors["t2d"])
 
 
-def _validate_config(config: Mapping[str, Any], num_target_layers: int | None) -> None:
-    layers = config["eagle_aux_hidden_state_layer_ids"]
-    last = num_target_layers - 1 if num_target_layers else None
-    if not layers or layers != sorted(set(layers)) or layers[0] < 1 or (last is not None and layers[-1] > last):
-        raise UserError(
-            f"auxiliary layers are {layers}: expected ascending, distinct numbers from 1 to {last or 'L-1'}, "
-            "because engines sort and deduplicate them"
-        )
-    for key in _INTEGERS:
+def check_positive(config: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    """Raises UserError for a size that is no positive number."""
+    for key in keys:
         if config[key] < 1:
-            raise UserError(f"the drafter's {key} is {config[key]}: expected a positive number")
-    if config["draft_vocab_size"] > config["vocab_size"]:
-        raise UserError(
-            f"the draft vocabulary has {config['draft_vocab_size']} tokens and the target's {config['vocab_size']}: "
-            "expected a subset of the target's"
-        )
-    if config["hidden_act"] != "silu":
-        raise UserError(f"the drafter's hidden_act is {config['hidden_act']!r}: serving engines know silu only")
+            raise UserError(f"the drafter's {key} is {config[key]}: expected a positive number; restore the checkpoint")
 
 
-def _validate_draft_vocabulary(d2t: Tensor, t2d: Tensor) -> None:
-    ids = torch.arange(d2t.shape[0]) + d2t  # [Vd], d2t holds offsets
-    inside = bool((ids >= 0).all() and (ids < t2d.shape[0]).all())
-    if not inside or bool((ids.diff() <= 0).any()):
-        raise UserError(
-            "d2t does not map the draft vocabulary to ascending target ids: expected offsets (target id = i + d2t[i]), "
-            "not absolute ids; retrain or restore the checkpoint"
-        )
-    if not bool(t2d[ids].all()) or int(t2d.sum()) != ids.shape[0]:
-        raise UserError("t2d does not mark exactly the target ids that d2t maps to: restore the checkpoint")
+def special_ids(target: Mapping[str, Any]) -> dict[str, Any]:
+    """The target's bos, eos and pad ids, as far as the checkpoint records them."""
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {key: target[key] for key in keys if target.get(key) is not None}
+
+
+def rope_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """``rope_theta`` and, if there is any, ``rope_scaling``: what engines read where transformers keeps one dict."""
+    rest = dict(rope)
+    theta = rest.pop("rope_theta")
+    scaled = rest.get("rope_type", "default") != "default"
+    return {"rope_theta": theta, **({"rope_scaling": rest} if scaled else {})}

@@ -7,39 +7,49 @@ from typing import Any
 
 from specdraft.errors import UserError
 from specdraft.export.engine import Engine
+from specdraft.export.layout import Layout
 from specdraft.targets.loading import location
 
 
 def model_card(
-    checkpoint: Mapping[str, Any], config: Mapping[str, Any], engine: Engine, directory: Path, evaluation: Path | None
+    checkpoint: Mapping[str, Any], layout: Layout, engine: Engine, directory: Path, evaluation: Path | None
 ) -> str:
-    """Markdown. ``checkpoint`` and ``config`` are the two config.json, of the checkpoint and of the exported head."""
+    """Markdown. ``checkpoint`` is the config.json of the checkpoint."""
     target = checkpoint["target"]
-    k = num_draft_tokens(checkpoint)
+    k = _num_draft_tokens(checkpoint, layout)
     facts = {
         "target": f"`{target['name']}`",
         "target revision": target["revision"] or "not pinned",
         "target config hash": f"`{target['config_hash']}`",
-        "auxiliary layers": f"{config['eagle_aux_hidden_state_layer_ids']} (hidden states after so many layers)",
-        "draft vocabulary": f"{config['draft_vocab_size']} of {config['vocab_size']} tokens",
+        **layout.facts,
         "draft tokens per round (K)": str(k),
-        "weights": config["torch_dtype"],
+        "training data": _data(checkpoint.get("extra", {}).get("data", {})),
+        "weights": layout.dtype,
         "specdraft": checkpoint.get("specdraft_version", "unknown"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     # An engine knows no embedded:// names, it wants the folder.
-    usage = engine.usage(location(target["name"]), str(directory), k, config["torch_dtype"])
+    usage = engine.usage(layout, location(target["name"]), str(directory), k)
     return (
-        f"# EAGLE-3 head for {target['name']}\n\n"
-        "A draft head for speculative decoding. It works with this target only; the output is the target's own.\n\n"
+        f"# {layout.title[0].upper()}{layout.title[1:]} for {target['name']}\n\n"
+        "A drafter for speculative decoding. It works with this target only; the output is the target's own.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n## Serving with {engine.name}\n\n{usage}\n## Acceptance\n\n"
         + _acceptance(evaluation)
     )
 
 
-def num_draft_tokens(checkpoint: Mapping[str, Any]) -> int:
-    """K, as the checkpoint was trained and measured with."""
-    return int(checkpoint.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5))
+def _num_draft_tokens(checkpoint: Mapping[str, Any], layout: Layout) -> int:
+    """K, as the checkpoint was trained and measured with; Medusa has no more than its heads."""
+    k = int(checkpoint.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5))
+    return min(k, layout.config.get("medusa_num_heads", k))
+
+
+def _data(about: Mapping[str, Any]) -> str:
+    if "source" not in about:
+        return "not recorded"
+    temperatures = ", ".join(f"{temperature:g}" for temperature in about.get("temperatures", []))
+    answers = f"answered by the target at temperature {temperatures}" if about.get("regenerated") else "as it was"
+    return f"{about['source']}, {answers}"
 
 
 def _acceptance(evaluation: Path | None) -> str:

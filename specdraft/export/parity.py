@@ -1,8 +1,8 @@
 """The same prompts through our decoder and through a serving engine: everything countable must be equal.
 
-An engine that reads a head wrongly (other layer ids, another vocabulary map) still emits the target's own tokens, only
-slower. So equal tokens say nothing about the head; equal counts, round by round and position by position, do. In
-float32, where verifying K + 1 tokens at once rounds too little to change an argmax, they are exactly equal.
+An engine that reads a drafter wrongly (other layer ids, another vocabulary map) still emits the target's own tokens,
+only slower. So equal tokens say nothing about the drafter; equal counts, round by round and position by position, do.
+In float32, where verifying K + 1 tokens at once rounds too little to change an argmax, they are exactly equal.
 """
 
 from collections.abc import Sequence
@@ -54,13 +54,13 @@ def decode(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: i
 
 
 def differences(ours: Run, plain: Run, speculative: Run, least_acceptance_length: float) -> list[str]:
-    """All that is not as it should be, a sentence each; empty if the engine serves the head exactly as trained.
+    """All that is not as it should be, a sentence each; empty if the engine serves the drafter exactly as trained.
 
-    plain, speculative: the engine without drafting and with the head. ``least_acceptance_length`` keeps a head that
-    is never accepted from passing as equal.
+    plain, speculative: the engine without drafting and with it. ``least_acceptance_length`` keeps one
+    that is never accepted from passing as equal.
     """
     found = [
-        *_token_differences("the engine with the head", speculative, "the engine without drafting", plain),
+        *_token_differences("the engine with the drafter", speculative, "the engine without drafting", plain),
         *_token_differences("our decoder", ours, "the engine without drafting", plain),
     ]
     for index, (a, b) in enumerate(zip(ours.accepted_per_round, speculative.accepted_per_round, strict=True)):
@@ -77,15 +77,15 @@ def differences(ours: Run, plain: Run, speculative: Run, least_acceptance_length
             found.append(f"{name}: {ours.counts[name]} by our decoder, {speculative.counts[name]} by the engine")
     if not speculative.acceptance_length > least_acceptance_length:
         found.append(
-            f"the acceptance length is {speculative.acceptance_length:.3f}: equality means nothing for a head that is "
-            f"not accepted; expected above {least_acceptance_length}"
+            f"the acceptance length is {speculative.acceptance_length:.3f}: equality means nothing for a drafter that "
+            f"is not accepted; expected above {least_acceptance_length}"
         )
     return found
 
 
 def table(ours: Run, plain: Run, speculative: Run) -> str:
     """The three runs side by side."""
-    names = ("our decoder", "vLLM + head", "vLLM alone")
+    names = ("our decoder", "vLLM + drafter", "vLLM alone")
     runs = (ours, speculative, plain)
     prompts = len(plain.tokens)
     rows = [

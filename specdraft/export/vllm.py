@@ -1,9 +1,13 @@
-"""vLLM: the plain layout as it is; all options of the head are served (parity is tested against vLLM 0.32)."""
+"""vLLM serves every family, each as a chain of drafts (parity is tested against vLLM 0.32)."""
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 from specdraft.errors import UserError
 from specdraft.export.engine import Engine
+from specdraft.export.layout import Layout
 
 # Targets that specdraft can train for, whose classes in vLLM 0.32 do not hand out auxiliary hidden states.
 _WITHOUT_EAGLE3 = {
@@ -23,28 +27,46 @@ _WITHOUT_EAGLE3 = {
     "StableLmForCausalLM",
 }
 
+# Parts of a path from which vLLM concludes a method of its own, whatever the configuration says.
+_TELLING = ("eagle-", "eagle3", "dflash", "dspark")
+
 
 class VLLM(Engine):
-    """vLLM's ``eagle3`` method."""
+    """vLLM's methods, named as the families are."""
 
     name = "vllm"
+    families: ClassVar[Mapping[str, str]] = {family: family for family in ("eagle3", "eagle", "medusa", "draft_model")}
 
-    def check_target(self, architecture: str) -> None:
-        """Raise UserError for targets that vLLM serves, but not with an EAGLE-3 head."""
-        if architecture in _WITHOUT_EAGLE3:
+    def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
+        """The layout as it is.
+
+        Raises UserError for targets that vLLM serves, but not with an EAGLE-3 head, and for a directory whose name
+        would make vLLM load the drafter as something else.
+        """
+        layout = super().accept(layout, target, directory)
+        architecture = target.get("architecture")
+        if layout.family == "eagle3" and architecture in _WITHOUT_EAGLE3:
             raise UserError(
                 f"vLLM cannot serve an EAGLE-3 head for the target architecture {architecture}: expected one that "
                 "hands out auxiliary hidden states there, as Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
             )
+        telling = [part for part in _TELLING if part in str(directory.resolve()).lower()]
+        if layout.family in ("medusa", "draft_model") and telling:
+            raise UserError(
+                f"the path {directory.resolve()} contains {telling[0]!r}, for which vLLM would load the "
+                f"{layout.title} by another method: expected none of {', '.join(_TELLING)} in it; choose with output="
+            )
+        return layout
 
-    def usage(self, target: str, directory: str, num_draft_tokens: int, dtype: str) -> str:
+    def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
         """The server's command line and the same in Python."""
-        settings = {"method": "eagle3", "model": directory, "num_speculative_tokens": num_draft_tokens}
-        config = json.dumps(settings)
+        method = self.families[layout.family]
+        config = json.dumps({"method": method, "model": directory, "num_speculative_tokens": num_draft_tokens})
+        chain = "vLLM drafts no trees: it runs the likeliest token of each head, as a chain.\n"
         return (
-            f"```bash\nvllm serve {target} --dtype {dtype} --speculative-config '{config}'\n```\n\n"
-            f"```python\nfrom vllm import LLM\n\nllm = LLM(model={json.dumps(target)}, dtype={json.dumps(dtype)}, "
-            f"speculative_config={config})\n```\n\n"
+            f"```bash\nvllm serve {target} --dtype {layout.dtype} --speculative-config '{config}'\n```\n\n"
+            f"```python\nfrom vllm import LLM\n\nllm = LLM(model={json.dumps(target)}, "
+            f"dtype={json.dumps(layout.dtype)}, speculative_config={config})\n```\n\n"
             "vLLM reports `vllm:spec_decode_num_drafts` and `vllm:spec_decode_num_accepted_tokens`: "
-            "acceptance length = 1 + accepted / drafts.\n"
+            "acceptance length = 1 + accepted / drafts.\n" + (chain if layout.family == "medusa" else "")
         )

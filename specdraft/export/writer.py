@@ -1,24 +1,38 @@
 """From a checkpoint to a directory that an engine loads as it is."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
+from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import find, load_drafter
-from specdraft.drafters.eagle3 import Eagle3
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
+from specdraft.export import draft_model, eagle1, eagle3, medusa
 from specdraft.export.engine import Engine
-from specdraft.export.layout import layout_config, layout_tensors, validate
+from specdraft.export.layout import Layout
 from specdraft.export.model_card import model_card
 from specdraft.files import atomic_directory
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CONFIG, CARD = "config.json", "README.md"
+_ANY_WEIGHTS = ("model.safetensors", medusa.WEIGHTS)
+
+# By the class itself: an engine computes what these compute, and not what a class derived from one may.
+_LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] = {
+    Eagle3: eagle3.layout,
+    Eagle: eagle1.layout,
+    Medusa: medusa.layout,
+    DraftModel: draft_model.layout,
+}
 
 
 def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = None) -> Path:
-    """Write the checkpoint's head for ``engine`` and return the directory: whole, or not at all.
+    """Write the checkpoint's drafter for ``engine`` and return the directory: whole, or not at all.
 
     checkpoint: a drafter's directory, or a run directory that holds one. output: default ``export-ENGINE`` beside the
     drafter's directory. An evaluation.json beside or in the checkpoint goes into the model card.
@@ -28,27 +42,31 @@ def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = N
     """
     source = find(checkpoint)
     drafter, trained = load_drafter(source)
-    if not isinstance(drafter, Eagle3):
-        raise UserError(
-            f"the checkpoint holds a drafter of the kind {type(drafter).__name__}, which cannot be exported for "
-            f"{engine.name}: expected an Eagle3"
-        )
     output = Path(output) if output is not None else source.parent / f"export-{engine.name}"
     _check_output(output)
     target: dict[str, Any] = trained.get("extra", {}).get("target", {})
-    engine.check_target(target.get("architecture", "unknown"))
-    dtype = target.get("dtype", "float32") if engine.dtype == "auto" else engine.dtype
-    special_ids = {key: target.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config = layout_config(drafter.config(), dtype, special_ids)
-    tensors = layout_tensors(drafter.state_dict(), config)
-    validate(config, tensors, target.get("num_hidden_layers"))
+    layout = layout_for(drafter, target, engine, output)
     evaluation = next((path for path in _evaluations(source) if path.is_file()), None)
-    card = model_card(trained, config, engine, output, evaluation)
+    card = model_card(trained, layout, engine, output, evaluation)
     with atomic_directory(output) as temporary:
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(layout.tensors, temporary / layout.weights, metadata={"format": "pt"})
+        (temporary / CONFIG).write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card, encoding="utf-8")
     return output
+
+
+def layout_for(drafter: Drafter, target: Mapping[str, Any], engine: Engine, output: Path) -> Layout:
+    """What ``export`` would write of a drafter, trained or not; ``target`` is what ``about_target`` says of its target.
+
+    Raises UserError for a drafter that the engine cannot serve from the directory ``output``.
+    """
+    if type(drafter) not in _LAYOUTS:
+        raise UserError(
+            f"the drafter is a {type(drafter).__name__}, which no serving engine loads: "
+            f"expected one of {', '.join(kind.__name__ for kind in _LAYOUTS)}; train one of those, or set export=null"
+        )
+    dtype = target.get("dtype", "float32") if engine.dtype == "auto" else engine.dtype
+    return engine.accept(_LAYOUTS[type(drafter)](drafter, target, dtype), target, output)
 
 
 def _evaluations(checkpoint: Path) -> tuple[Path, Path]:
@@ -60,7 +78,7 @@ def _check_output(output: Path) -> None:
     if not output.exists():
         return
     held = {entry.name for entry in output.iterdir()} if output.is_dir() else {output.name}
-    if held and held != {CONFIG, WEIGHTS, CARD}:
+    if held and held not in [{CONFIG, CARD, weights} for weights in _ANY_WEIGHTS]:
         raise UserError(
             f"{output} exists and is not an earlier export (it holds {', '.join(sorted(held)[:3])}): "
             "expected a new or empty directory, or an earlier export, which is replaced"

@@ -1,11 +1,12 @@
 """Distillation through a vocabulary projection without ever holding all its logits.
 
-n = supervised rows of one step, H = hidden size, V / Vd = target / draft vocabulary, c = positions in a chunk.
+n = supervised rows of one step, R = rows of the flat batch, H = hidden size, V / Vd = target / draft vocabulary,
+c = positions in a chunk.
 
 Full logits are by far the largest tensors of a training step (1 GB for 2,048 positions of a 128k vocabulary in fp32,
 for each step of the training-time test). Here the target's logits are made once per position, a chunk at a time, and
-shared by all steps that predict it; a chunk's gradient is taken while its logits are in memory. That is three matrix
-products in all, as many as the plain loss needs; recomputing in backward would need four.
+shared by all steps and heads that predict it; a chunk's gradient is taken while its logits are in memory. That is three
+matrix products in all, as many as the plain loss needs; recomputing in backward would need four.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,34 +16,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdraft.losses.divergence import Divergence, Draft, forward_kl
+from specdraft.losses.divergence import Distribution, Divergence, Draft, forward_kl
 
 # Elements of a chunk of draft logits. Larger chunks take memory; smaller ones make the traffic of the weight gradient
 # (Vd * H read and written per chunk) dominate. See benchmarks/train_step.py.
 CHUNK_ELEMENTS = 128 * 32_768
 
 
-class Distribution(NamedTuple):
-    """The target at c positions: p ``[c, Vd]`` renormalised over the draft vocabulary, sum p log p ``[c]``, the mass
-    ``[c]`` that the full distribution gives to the draft vocabulary, the best token ``[c]`` of the full vocabulary."""
-
-    p: Tensor
-    p_log_p: Tensor
-    mass: Tensor
-    best: Tensor
-
-
 @dataclass
 class Teacher:
     """The target's distribution at any position of the flattened batch.
 
-    last: ``[R, H]`` hidden states after the final norm. logits: the target's own head. draft_ids: ``[Vd]`` the target
-    ids of the draft vocabulary, or None where it is the whole vocabulary.
+    last: ``[R, H]`` hidden states after the final norm. logits: the target's own head. draft_ids: ``[Vd]`` the
+    ascending target ids of the draft vocabulary, or None where it is the whole vocabulary. labels: ``[R]`` the true
+    token after each position, for divergences that learn from it.
     """
 
     last: Tensor
     logits: Callable[[Tensor], Tensor]
     draft_ids: Tensor | None
+    labels: Tensor | None = None
 
     @torch.no_grad()
     def distribution(self, positions: Tensor, dtype: torch.dtype) -> Distribution:
@@ -57,17 +50,39 @@ class Teacher:
             p, log_normaliser, _ = softmax(logits, torch.empty_like(logits))
             mass = (log_normaliser - outside).exp_()
         p_log_p = torch.linalg.vecdot(p, logits) - log_normaliser
-        return Distribution(p, p_log_p, mass, best)
+        return Distribution(p, p_log_p, mass, best, None if self.labels is None else self._label(positions))
+
+    def _label(self, positions: Tensor) -> Tensor:
+        """The labels at ``positions [c]`` as draft ids, -1 outside the draft vocabulary."""
+        assert self.labels is not None
+        label = self.labels[positions]
+        if self.draft_ids is None:
+            return label
+        index = torch.searchsorted(self.draft_ids, label).clamp_(max=len(self.draft_ids) - 1)
+        return index.where(self.draft_ids[index] == label, -1)
 
 
 @dataclass
 class Step:
-    """One step of the training-time test: the head's inputs ``hidden [n, H]``, the ascending ``positions [n]`` whose
-    distribution they are to match, and the ``weight`` of the step's mean in the loss."""
+    """One drafting step: the inputs ``hidden [n, H]`` of the projection, the ascending ``positions [n]`` whose
+    distribution they are to match, the ``weight`` of the step's mean in the loss, and which ``head`` projects it."""
 
     hidden: Tensor
     positions: Tensor
     weight: float
+    head: int = 0
+
+
+class FrozenHead(NamedTuple):
+    """A projection that is not learnt and may be more than a matrix, such as a target's own head with its soft-cap:
+    ``logits`` ``[c, Vd]`` of hidden states ``[c, H]``, differentiable in them."""
+
+    logits: Callable[[Tensor], Tensor]
+    size: int
+
+
+Head = Tensor | FrozenHead
+"""What projects a step: a weight ``[Vd, H]``, or a frozen head of Vd tokens."""
 
 
 @dataclass
@@ -91,25 +106,29 @@ def softmax(logits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def distillation_loss(
-    weight: Tensor,
+    weight: Tensor | Sequence[Head],
     teacher: Teacher,
     steps: Sequence[Step],
     divergence: Divergence = forward_kl,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, list[StepResult]]:
-    """Sum over steps of ``step.weight`` times the mean divergence of its rows; differentiable in ``weight [Vd, H]``
-    and in the steps' hidden states.
+    """Sum over steps of ``step.weight`` times the mean divergence of its rows; differentiable in the steps' hidden
+    states and in ``weight [Vd, H]``, or in one of that shape per head. What is frozen costs no gradient.
 
-    A step without rows adds zero. See ``reference_loss`` for the same in a few lines.
+    A step without rows adds zero. See ``reference.py`` for the same in a few lines.
     """
-    zero = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+    weights = [weight] if isinstance(weight, Tensor) else list(weight)
+    zero = torch.zeros((), dtype=_accumulator(steps[0].hidden), device=steps[0].hidden.device)
     results = [
         StepResult(zero.clone(), zero.clone(), torch.zeros_like(step.positions, dtype=torch.bool)) for step in steps
     ]
-    loss = _ChunkedDistillation.apply(
-        weight, teacher, steps, results, divergence, chunk_elements, *(step.hidden for step in steps)
-    )
+    hiddens = (step.hidden for step in steps)
+    loss = _ChunkedDistillation.apply(teacher, steps, results, divergence, chunk_elements, *weights, *hiddens)
     return loss, results
+
+
+def _accumulator(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class _ChunkedDistillation(torch.autograd.Function):
@@ -118,71 +137,80 @@ class _ChunkedDistillation(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        weight: Tensor,
         teacher: Teacher,
         steps: Sequence[Step],
         results: Sequence[StepResult],
         divergence: Divergence,
         chunk_elements: int,
-        *hiddens: Tensor,
+        *heads_and_hiddens: Any,
     ) -> Tensor:
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        grad_weight = torch.zeros_like(weight, dtype=dtype)
-        grad_hiddens = [torch.zeros_like(hidden) for hidden in hiddens]
-        chunk = max(16, chunk_elements // weight.shape[0])
+        weights: Sequence[Head] = heads_and_hiddens[: -len(steps)]
+        size = len(weights[0]) if isinstance(weights[0], Tensor) else weights[0].size
+        dtype, device = _accumulator(steps[0].hidden), steps[0].hidden.device
+        trained = ctx.needs_input_grad[5:]  # a frozen head spares a third of the arithmetic
+        grad_weights = [
+            torch.zeros_like(weight, dtype=dtype) if isinstance(weight, Tensor) and learns else None
+            for weight, learns in zip(weights, trained, strict=False)
+        ]
+        grad_hiddens = [torch.zeros_like(step.hidden) for step in steps]
+        chunk = max(16, chunk_elements // size)
         positions = torch.unique(torch.cat([step.positions for step in steps]))  # ascending
         # Reused by every chunk: fresh pages of this size cost more than the arithmetic on them.
-        spare = torch.empty((3, min(chunk, len(positions)), weight.shape[0]), dtype=dtype, device=weight.device)
+        spare = torch.empty((3, min(chunk, len(positions)), size), dtype=dtype, device=device)
         for window in positions.split(chunk):
+            if len(window) == 0:  # no step has a row
+                break
             target = teacher.distribution(window, dtype)
             first_and_end = torch.stack([window[0], window[-1] + 1])
-            for step, result, hidden, grad_hidden in zip(steps, results, hiddens, grad_hiddens, strict=True):
+            for step, result, grad_hidden in zip(steps, results, grad_hiddens, strict=True):
                 low, high = torch.searchsorted(step.positions, first_and_end).tolist()
                 if low == high:
                     continue
                 at = target
                 if high - low < len(window):  # not every position of the window is supervised in this step
-                    index = torch.searchsorted(window, step.positions[low:high])
-                    at = Distribution(*(field[index] for field in target))
-                h = hidden[low:high]
-                z, q, scratch = spare[:, : len(h)]  # [c, Vd] each
-                if h.dtype == weight.dtype == dtype:
+                    at = target.at(torch.searchsorted(window, step.positions[low:high]))
+                weight, grad_weight = weights[step.head], grad_weights[step.head]
+                h = step.hidden[low:high]
+                z, q, overlap = spare[:, : len(h)]  # [c, Vd] each
+                if isinstance(weight, FrozenHead):
+                    with torch.enable_grad():
+                        h = h.detach().requires_grad_(step.hidden.requires_grad)
+                        logits = weight.logits(h)
+                    z.copy_(logits.detach())
+                elif h.dtype == weight.dtype == dtype:
                     torch.mm(h, weight.T, out=z)
                 else:
                     z.copy_(torch.nn.functional.linear(h, weight))
                 _, log_normaliser, drafted = softmax(z, out=q)
                 drafted = drafted if teacher.draft_ids is None else teacher.draft_ids[drafted]
                 result.matched[low:high] = drafted == at.best
-                torch.mul(at.p, at.mass[:, None], out=scratch)
-                result.alpha_sum += torch.minimum(scratch, q, out=scratch).sum()
+                torch.mul(at.p, at.mass[:, None], out=overlap)
+                alpha = torch.minimum(overlap, q, out=overlap).sum(-1)
+                result.alpha_sum += alpha.sum()
 
-                values, grad_z = divergence(Draft(z, log_normaliser, q), at.p, at.p_log_p)
+                values, grad_z = divergence(Draft(z, log_normaliser, q, overlap, alpha), at)
                 result.loss_sum += values.sum()
                 grad_z = grad_z.mul_(step.weight / len(step.positions)).to(h.dtype)
+                if isinstance(weight, FrozenHead):
+                    if h.requires_grad:
+                        (grad_hidden[low:high],) = torch.autograd.grad(logits, h, grad_z.to(logits.dtype))
+                    continue
                 torch.mm(grad_z, weight.to(h.dtype), out=grad_hidden[low:high])
+                if grad_weight is None:
+                    continue
                 if h.dtype == dtype:
                     grad_weight.addmm_(grad_z.T, h)
                 else:
                     grad_weight += grad_z.T @ h
-        ctx.save_for_backward(grad_weight.to(weight.dtype), *grad_hiddens)
+        rounded = [
+            g.to(w.dtype) if isinstance(w, Tensor) and g is not None else None
+            for g, w in zip(grad_weights, weights, strict=True)
+        ]
+        ctx.save_for_backward(*rounded, *grad_hiddens)
         means = (r.loss_sum * (s.weight / max(1, len(s.positions))) for s, r in zip(steps, results, strict=True))
         return torch.stack(list(means)).sum()
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        grad_weight, *grad_hiddens = ctx.saved_tensors
-        return (grad_weight * grad_loss, *[None] * 5, *(grad * grad_loss for grad in grad_hiddens))
-
-
-def reference_loss(weight: Tensor, teacher: Teacher, steps: Sequence[Step]) -> Tensor:
-    """The forward-KL ``distillation_loss`` written plainly, every logit at once: what the chunked one must equal."""
-    total = weight.new_zeros(())
-    for step in steps:
-        if len(step.positions) == 0:
-            continue
-        logits = teacher.logits(teacher.last[step.positions]).detach()
-        logits = logits if teacher.draft_ids is None else logits[:, teacher.draft_ids]
-        log_q = torch.nn.functional.linear(step.hidden, weight).log_softmax(-1)
-        divergence = torch.nn.functional.kl_div(log_q, logits.log_softmax(-1), log_target=True, reduction="none")
-        total = total + step.weight * divergence.sum(-1).mean()
-    return total
+        gradients = (None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors)
+        return (*[None] * 5, *gradients)

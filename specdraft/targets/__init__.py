@@ -1,5 +1,6 @@
 """The frozen target: loading, auxiliary hidden states, and logits by its own head."""
 
-from specdraft.targets.target import Features, Target, TargetIdentity
+from specdraft.targets.language_model import Features, LanguageModel
+from specdraft.targets.target import Target, TargetIdentity
 
-__all__ = ["Features", "Target", "TargetIdentity"]
+__all__ = ["Features", "LanguageModel", "Target", "TargetIdentity"]

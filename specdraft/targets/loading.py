@@ -25,8 +25,13 @@ def location(name: str) -> str:
     return str(folder)
 
 
-def load(name: str, revision: str | None, dtype: str, attention: str, trust_remote_code: bool) -> tuple[Any, Any]:
-    """The causal LM and its tokenizer. Raises UserError if the hub, the files or the architecture are missing."""
+def load(
+    name: str, revision: str | None, dtype: str, attention: str, trust_remote_code: bool, what: str = "target"
+) -> tuple[Any, Any]:
+    """The causal LM, which errors call the ``what``, and its tokenizer.
+
+    Raises UserError if the hub, the files or the architecture are missing.
+    """
     if dtype not in _DTYPES:
         raise UserError(f"target.dtype is {dtype!r}: expected one of {', '.join(_DTYPES)}")
     where = location(name)
@@ -39,12 +44,12 @@ def load(name: str, revision: str | None, dtype: str, attention: str, trust_remo
     except Exception as error:  # transformers, the hub client and safetensors raise a dozen kinds
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"cannot load the target {name!r} ({type(error).__name__}: {reason}): "
+            f"cannot load the {what} {name!r} ({type(error).__name__}: {reason}): "
             "expected a local from_pretrained directory or a reachable hub id"
         ) from error
     if report["missing_keys"]:  # transformers fills them with random numbers and goes on
         raise UserError(
-            f"cannot load the target {name!r}: its files lack {len(report['missing_keys'])} of its weights, "
+            f"cannot load the {what} {name!r}: its files lack {len(report['missing_keys'])} of its weights, "
             f"{min(report['missing_keys'])} among them; expected a complete causal LM"
         )
     return model, tokenizer

@@ -11,8 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from specdraft.drafters.base import Drafter
-
 _EXPERT = re.compile(r"\bexperts\b")
 
 
@@ -49,35 +47,6 @@ def _num_experts(config: Any) -> int | None:
 def target_forward_flops(sizes: Sizes, row_length: int) -> float:
     """FLOPs per token of the target's forward with its LM head; a token sees half the row on average."""
     return 2.0 * sizes.active + 2.0 * sizes.attention * row_length
-
-
-def eagle3_training_flops(drafter: Drafter, row_length: int) -> tuple[float, float]:
-    """FLOPs per token of an EAGLE-3 head, (forward, backward), if every position is supervised.
-
-    The fusion runs once, and its inputs need no gradient; everything else runs once per step.
-    """
-    matrices = {name: p.numel() for name, p in drafter.named_parameters() if p.ndim == 2}
-    fusion = matrices["fc.weight"]
-    per_step = sum(matrices.values()) - fusion
-    width = matrices["midlayer.self_attn.o_proj.weight"] // drafter.config()["hidden_size"]
-    steps = drafter.config()["ttt_steps"]
-    attention = 2.0 * width * row_length
-    forward = 2.0 * fusion + steps * (2.0 * per_step + attention)
-    backward = 2.0 * fusion + steps * (4.0 * per_step + 2.0 * attention)
-    return forward, backward
-
-
-def eagle3_activation_bytes(drafter: Drafter, tokens: int, element: int) -> float:
-    """Bytes that one step keeps for backward, an estimate: the layer's inputs at every step, plus a chunk of logits."""
-    config = drafter.config()
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    attention = (config["num_attention_heads"] + 2 * config["num_key_value_heads"]) * config["head_dim"]
-    # residuals, norms and their fp32 copies, [norm(e), norm(g)], q k v and rotated q k, attention out, gated MLP
-    per_row = 14 * hidden + 2 * attention + 4 * inner
-    chunk = 128 * 32_768 * 4 * 4
-    return float(
-        config["ttt_steps"] * per_row * tokens * element + len(config["layers"]) * hidden * tokens * element + chunk
-    )
 
 
 def state_bytes(parameters: int, stage: int | None, devices: int, mixed: bool) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """From a configuration, a target and its data to a trained head in ``drafter/`` of the run directory."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from specdraft.data.datamodule import DataModule
 from specdraft.decoding.sampling import Sampling
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.checkpoint import about_target
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.files import atomic_directory, atomic_file
@@ -18,6 +21,7 @@ from specdraft.training.checkpoints import RunCheckpoint, StopSignal
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
 from specdraft.training.progress import ProgressBar, progress
+from specdraft.training.start import build_drafter
 from specdraft.training.strategies import uses_gpus
 
 
@@ -39,14 +43,21 @@ def build_logger(config: DictConfig) -> Logger:
 
 
 def fit(
-    config: DictConfig, target: Target, data: DataModule, logger: Logger, directory: Path, resume: Path | None
+    config: DictConfig,
+    target: Target,
+    data: DataModule,
+    logger: Logger,
+    directory: Path,
+    resume: Path | None,
+    check: Callable[[Drafter], object] = lambda drafter: None,
 ) -> DrafterModule:
     """Train. ``directory`` then holds checkpoints/ and drafter/, the best head. ``data`` is prepared.
 
-    Raises Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite.
+    ``check`` sees the drafter before it is trained, and may refuse it. Raises Interrupted once a requested stop has
+    left a checkpoint, UserError for a loss that is not finite.
     """
-    vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
-    drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=vocabulary)
+    drafter, vocabulary = build_drafter(config, target, data)
+    check(drafter)
     about = data.describe() | data.coverage(vocabulary)
     settings = OmegaConf.to_container(config, resolve=True)
     module = DrafterModule(drafter, target, build(config.model.optimizer), {"config": settings, "data": about})
@@ -63,7 +74,7 @@ def fit(
             "data": about,
             "decoding": {"num_draft_tokens": config.decoding.num_draft_tokens},
             "training": {"max_steps": config.trainer.max_steps, "seed": config.seed},
-            "target": _about_target(target),
+            "target": about_target(target),
         },
         stop=lambda: stop.requested,
     )
@@ -119,14 +130,3 @@ def _precision(config: DictConfig) -> Any:
         return config.trainer.precision
     gpus = uses_gpus(config.trainer.accelerator)
     return "bf16-mixed" if gpus and torch.cuda.is_bf16_supported() else "32-true"
-
-
-def _about_target(target: Target) -> dict[str, Any]:
-    """What an export must know of the target without loading it."""
-    ids = {f"{kind}_token_id": getattr(target.config, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}
-    return {
-        "architecture": type(target.model).__name__,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "num_hidden_layers": target.num_layers,
-        **ids,
-    }

@@ -84,7 +84,7 @@ class DrafterModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of one packed batch. Raises UserError if it is not finite: the weights are still those before it."""
-        loss, metrics = self._loss(batch)
+        loss, metrics = self._loss(self.drafter.prepare(batch, self._generator(batch_idx)))
         if not torch.isfinite(loss):
             raise UserError(
                 f"the training loss is {loss.item()} at step {self.global_step} (batch {batch_idx}): expected a finite "
@@ -108,6 +108,12 @@ class DrafterModule(LightningModule):
         # The loss is a mean over rows; a batch without a supervised row weighs nothing.
         rows = counts.get("step_0/row_total", torch.zeros(()))
         return result.loss, counts | {"loss_sum": result.loss.detach() * rows, "loss_total": rows}
+
+    def _generator(self, batch_idx: int) -> torch.Generator:
+        # Of the run's seed and the batch's place alone, so that a resumed run draws the same. Hashes of integers are
+        # the same in every process.
+        place = (torch.initial_seed(), self.global_step, batch_idx, self.global_rank)
+        return torch.Generator(self.device).manual_seed(hash(place) % 2**63)
 
     # --- logging ----------------------------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     ids = None if vocabulary is None else torch.arange(vocabulary)
     with torch.device("meta"):
         drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=ids)
-    trainable = sum(parameter.numel() for parameter in drafter.parameters())
+    trainable = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
 
     rows, length = config.data.batch_size, config.data.sequence_length
     devices = world_size(config.trainer)
@@ -101,7 +101,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     state = costs.state_bytes(trainable, _stage(config, devices, gpus), devices, mixed)
     passing = (4 * target.hidden_size + 3 * target.config.intermediate_size) * tokens * target_element
     features = (len(drafter.layers) + 1) * target.hidden_size
-    forward, backward = costs.eagle3_training_flops(drafter, length)
+    forward, backward = drafter.training_flops(length)
     return Plan(
         target=config.target.name,
         source=source,
@@ -115,7 +115,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
             "drafter gradients": state["gradients"],
             "optimizer states": state["optimizer"],
             "hidden states of a batch": float(features * tokens * target_element + passing),
-            "activations (estimate)": costs.eagle3_activation_bytes(drafter, tokens, element),
+            "activations (estimate)": drafter.activation_bytes(tokens, element),
         },
         disk={"checkpoints (best, last)": 2 * 12.0 * trainable, "drafter and its export": 2 * 4.0 * trainable},
         feature_bytes_per_token=float(features * target_element),

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def full_precision_drafter(trainer: "Trainer", module: "DrafterModule") -> Drafter:
-    """The drafter to decode with and to save: the trained module itself, or under DeepSpeed a whole copy of it.
+    """The drafter to decode with and to save: what the trained module, under DeepSpeed a whole copy of it, serves.
 
     Every rank must call it, because DeepSpeed gathers the masters from all of them.
     """
     drafter = module.drafter
     if not isinstance(trainer.strategy, DeepSpeedStrategy):
-        return drafter
+        return drafter.served()
     from deepspeed.utils import safe_get_full_fp32_param
 
     state = dict(drafter.named_buffers())
@@ -34,4 +34,4 @@ def full_precision_drafter(trainer: "Trainer", module: "DrafterModule") -> Draft
     copy = type(drafter)(**drafter.config())
     copy.load_state_dict({name: state[name] for name in copy.state_dict()})
     copy.bind(module.target)
-    return copy.to(module.device)
+    return copy.to(module.device).served()

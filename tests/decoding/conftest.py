@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from specdraft.drafters.eagle3 import Eagle3
+from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from specdraft.decoding import rules
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
+from specdraft.decoding.tree import ROOT
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.targets import Target
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
@@ -36,9 +38,11 @@ def head(target, untrained):
     return sure
 
 
-def two_tokens(target, drafter, sampling, rule=rules.rejection_sampling, count: int = 500) -> Tensor:
+def two_tokens(
+    target, drafter, sampling, rule=rules.rejection_sampling, shape: Shape | int = 2, count: int = 500
+) -> Tensor:
     """The first two tokens of ``count`` generations, as first * V + second."""
-    decoder = Decoder(target, drafter, 2, sampling, rule)
+    decoder = Decoder(target, drafter, shape, sampling, rule)
     return torch.tensor([decoder.generate(PROMPT, 2, seed).tokens for seed in range(count)]) @ torch.tensor([V, 1])
 
 
@@ -49,12 +53,21 @@ def exact_two_tokens(target, sampling) -> Tensor:
     return first[:, None] * torch.stack([plain_probabilities(row[-1], sampling) for row in logits])
 
 
-def texts_fit(target, drafter, sampling, rule=rules.rejection_sampling, count: int = 24) -> float:
+def texts_fit(
+    target,
+    drafter,
+    sampling,
+    rule=rules.rejection_sampling,
+    shape: Shape | int = 3,
+    batch_size: int = 1,
+    count: int = 24,
+) -> float:
     """p-value of ``count`` texts: per token u, counts of what follows u against the sum of its exact distributions."""
-    decoder = Decoder(target, drafter, 3, sampling, rule)
+    decoder = Decoder(target, drafter, shape, sampling, rule)
+    prompts = random_prompts(count, [1, 2, 5, 9], V)
     before, after, exact = [], [], []
-    for seed, prompt in enumerate(random_prompts(count, [1, 2, 5, 9], V)):
-        text = prompt + decoder.generate(prompt, LENGTH, seed).tokens
+    for prompt, result in zip(prompts, decoder.generate_batch(prompts, LENGTH, batch_size), strict=True):
+        text = prompt + result.tokens
         rows = target.model(torch.tensor([text])).logits[0, len(prompt) - 1 : -1]
         before += text[len(prompt) - 1 : -1]
         after += text[len(prompt) :]
@@ -91,6 +104,21 @@ def test_whole_texts_with_sampled_drafts(target, head, sampling):
     assert texts_fit(target, head, sampling) > REJECTED
 
 
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
+TREES = [StaticTree(PATHS), StaticTree(PATHS, sampled=False), DynamicTree(3, 3, 8)]
+
+
+@pytest.mark.parametrize("shape", TREES, ids=str)
+def test_whole_texts_with_trees_side_by_side(target, head, shape):
+    assert texts_fit(target, head, Sampling(1.2, top_p=0.95), shape=shape, batch_size=4) > REJECTED
+
+
+@pytest.mark.parametrize("shape", TREES[:2], ids=str)
+def test_two_tokens_with_trees(target, head, shape):
+    exact = exact_two_tokens(target, SETTINGS[1])
+    assert goodness_of_fit(two_tokens(target, head, SETTINGS[1], shape=shape), exact) > REJECTED
+
+
 @pytest.mark.parametrize("drafter", [None, PromptLookup(), TargetAsDraft()], ids=lambda d: type(d).__name__)
 def test_whole_texts_with_other_drafts(target, drafter):
     assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95)) > REJECTED
@@ -112,6 +140,23 @@ def accepts_everything(tree, p, generator):
 @pytest.mark.parametrize("fault", [correction_from_p, p_a_row_late, accepts_everything])
 def test_whole_texts_reject_wrong_rules(target, head, fault):
     assert texts_fit(target, head, Sampling(1.0), fault) < REJECTED / 100
+
+
+def tree_correction_from_p(tree, p, generator):
+    path, token = rules.rejection_sampling(tree, p, generator)
+    end = path[-1] if path else ROOT
+    return rules.Verdict(path, int(sample(p[end + 1], generator)) if end in tree.children else token)
+
+
+def takes_the_first_sibling(tree, p, generator):
+    """Whichever was accepted."""
+    path, token = rules.rejection_sampling(tree, p, generator)
+    return rules.Verdict((0,) if path else (), token)
+
+
+@pytest.mark.parametrize("fault", [tree_correction_from_p, takes_the_first_sibling, p_a_row_late])
+def test_whole_texts_reject_wrong_rules_for_trees(target, head, fault):
+    assert texts_fit(target, head, Sampling(1.0), fault, TREES[0], batch_size=4) < REJECTED / 100
 
 
 def test_two_tokens_reject_a_wrong_rule(target, head):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdraft.drafters.checkpoint import check_target, find, load_drafter, save_drafter
-from specdraft.drafters.eagle3 import Eagle3
+from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
 from specdraft.targets import Target
 

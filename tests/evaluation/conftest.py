@@ -1,20 +1,9 @@
 """A small tokenizer with a chat template, and generations without a model."""
 
-from dataclasses import dataclass
-
 import pytest
 
+from specdraft.decoding.decoder import Generation
 from specdraft.embedded.tokenizer import train_tokenizer
-
-
-@dataclass
-class FakeGeneration:
-    tokens: list[int]
-    drafted: list[int]
-    accepted: list[int]
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 1.0
-    draft_seconds: float = 0.0
 
 
 @pytest.fixture(scope="session")
@@ -24,4 +13,17 @@ def tokenizer():
 
 @pytest.fixture
 def generation():
-    return FakeGeneration
+    """``Generation(tokens, drafted, accepted, prefill, decode, draft seconds)`` of chains."""
+
+    def build(tokens, drafted, accepted, prefill_seconds=0.0, decode_seconds=1.0, draft_seconds=0.0):
+        return Generation(
+            tokens,
+            drafted,
+            accepted,
+            nodes=drafted,
+            prefill_seconds=prefill_seconds,
+            decode_seconds=decode_seconds,
+            draft_seconds=draft_seconds,
+        )
+
+    return build

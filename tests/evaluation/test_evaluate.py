@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.drafters.checkpoint import save_drafter
-from specdraft.drafters.eagle3 import Eagle3
+from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 
 ENTRY_POINT = Path(__file__).parents[2] / "evaluate.py"

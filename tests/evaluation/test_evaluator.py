@@ -9,10 +9,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.decoding.rules import Typical
+from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table, write_report
 from specdraft.evaluation.prompts import encode
+from specdraft.evaluation.report import html
 from specdraft.targets import Target
 
 SETTINGS = EvaluationSettings(num_draft_tokens=3, temperatures=(0.0, 1.0), max_new_tokens=24, seed=3)
@@ -219,3 +222,42 @@ def test_settings_from_config():
     config = {"num_draft_tokens": 5, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0}
     assert EvaluationSettings.from_config({**config, "temperature": 0.7}).temperatures == (0.7,)
     assert EvaluationSettings.from_config({**config, "temperature": [0.0, 1.0, 0.0]}, seed=2).temperatures == (0.0, 1.0)
+
+
+def test_shape_and_rule_from_config():
+    config = {"num_draft_tokens": 4, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+    shape = {"_target_": "specdraft.decoding.shapes.DynamicTree", "depth": 4, "top_k": 2, "num_nodes": 6}
+    rule = {"_target_": "specdraft.decoding.rules.Typical", "epsilon": 0.2, "delta": 0.4}
+    settings = EvaluationSettings.from_config({**config, "shape": shape, "rule": rule})
+    assert settings.shape == DynamicTree(4, 2, 6) and settings.rule == Typical(0.2, 0.4)
+    with pytest.raises(UserError, match="num_draft_tokens is 0"):  # checked before a shape reads it
+        EvaluationSettings.from_config({**config, "num_draft_tokens": 0, "shape": {"_target_": "nowhere"}})
+
+
+def test_a_tree_and_a_measured_shape(target, prompts):
+    asked = []
+
+    def measured(drafter, measured_with):
+        asked.append((drafter, measured_with))
+        return StaticTree(((0,), (1,), (0, 0)))
+
+    drafter = PromptLookup()
+    settings = replace(SETTINGS, shape=measured)
+    evaluation = evaluate(target, drafter, prompts, settings, progress=False)
+    assert asked == [(drafter, target)]
+    assert evaluation.settings["draft_tree"] == "static tree of 3" and evaluation.settings["num_draft_tokens"] == 2
+    assert all(result.counts.num_draft_tokens == 2 for result in evaluation.results)
+    assert evaluation.results[0].identical_tokens
+
+
+def test_a_lossy_rule_says_so_and_by_how_much(target, prompts):
+    settings = replace(SETTINGS, rule=Typical(0.001, 0.001))
+    evaluation = evaluate(target, PromptLookup(), prompts, settings, progress=False)
+    greedy, sampled = evaluation.results
+    assert greedy.divergence is None and 0 < sampled.divergence < 1
+    assert evaluation.settings["rule"].startswith("lossy: Typical")
+    text, page = table(evaluation), html(evaluation)
+    assert "LOSSY" in text and f"{sampled.divergence:.3f}" in text
+    assert "lossy: Typical" in page and f"{sampled.divergence:.3f}" in page
+    exact = evaluate(target, PromptLookup(), prompts, SETTINGS, progress=False)
+    assert "lossy" not in (table(exact) + html(exact)).lower()

@@ -36,6 +36,7 @@ def test_by_hand(requests):
     assert result.modelled_speedup == pytest.approx(2.75 / (1 + 3 * 0.1))
     assert result.differing_requests == 1
     assert result.identical_tokens is False
+    assert result.nodes_per_round == 3 and result.divergence is None
     for estimate in (result.acceptance_length, result.acceptance_length_per_request, result.speedup):
         assert estimate.interval[0] <= estimate.value <= estimate.interval[1]
 

@@ -1,4 +1,4 @@
-"""A random target and a checkpoint of a head for it. Both random, so that every mistake moves the numbers."""
+"""A random target and checkpoints of drafters for it. All random, so that every mistake moves the numbers."""
 
 from dataclasses import asdict
 from typing import Any
@@ -7,11 +7,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdraft.drafters.checkpoint import save_drafter
-from specdraft.drafters.eagle3 import Eagle3
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.checkpoint import about_target, save_drafter
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
 
-ABOUT = {"dtype": "float32", "num_hidden_layers": 7, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 VOCABULARY = torch.arange(1, 97, 3)
 
 
@@ -28,25 +30,54 @@ def target() -> Target:
         head_dim=8,
         max_position_embeddings=128,
         rope_theta=5000.0,
-        eos_token_id=None,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=None,
         initializer_range=0.3,
     )
     return Target.from_model(LlamaForCausalLM(config))
 
 
 @pytest.fixture
-def make_checkpoint(target, tmp_path):
-    """make_checkpoint(vocabulary, about=changes to what it says of its target, **options) -> (head, directory)."""
+def save(target, tmp_path):
+    """save(drafter, about=changes to what the checkpoint says of its target) -> its directory."""
+
+    def write(drafter: Drafter, about: dict[str, Any] | None = None):
+        data = {"source": "python-stdlib", "regenerated": True, "temperatures": [0.0, 1.0]}
+        extra = {"decoding": {"num_draft_tokens": 4}, "data": data, "target": about_target(target) | (about or {})}
+        return save_drafter(drafter, tmp_path / "run" / "drafter", target.identity, extra)
+
+    return write
+
+
+@pytest.fixture
+def make_checkpoint(target, save):
+    """make_checkpoint(vocabulary, about, **options) -> (an EAGLE-3 head, its directory)."""
 
     def make(vocabulary=VOCABULARY, about: dict[str, Any] | None = None, **options: Any):
-        torch.manual_seed(1)
-        head = Eagle3.for_target(target, vocabulary, **options)
-        for name, parameter in head.named_parameters():
-            parameter.data.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.3)
-        extra = {"decoding": {"num_draft_tokens": 4}, "target": ABOUT | (about or {})}
-        return head.eval(), save_drafter(head, tmp_path / "run" / "drafter", target.identity, extra)
+        head = randomised(Eagle3.for_target(target, vocabulary, **options))
+        return head, save(head, about)
 
     return make
+
+
+@pytest.fixture
+def make_drafter(target):
+    """make_drafter("eagle3" | "eagle" | "medusa" | "draft_model", **options) -> a drafter of random weights."""
+    kinds = {"eagle3": Eagle3, "eagle": Eagle, "medusa": Medusa, "draft_model": DraftModel}
+
+    def make(family: str, **options: Any) -> Drafter:
+        vocabulary = VOCABULARY if family == "eagle3" else None
+        return randomised(kinds[family].for_target(target, **{"draft_vocabulary": vocabulary} | options))
+
+    return make
+
+
+def randomised(drafter: Drafter) -> Drafter:
+    torch.manual_seed(1)
+    for name, parameter in drafter.named_parameters():
+        parameter.data.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.3)
+    return drafter.eval()
 
 
 @pytest.fixture

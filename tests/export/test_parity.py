@@ -28,7 +28,7 @@ def test_equal_runs():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"tokens": [[1, 2, 3, 4, 5, 6, 7], [8, 1]]}, "prompt 1: the engine with the head .* from token 1 on"),
+        ({"tokens": [[1, 2, 3, 4, 5, 6, 7], [8, 1]]}, "prompt 1: the engine with the drafter .* from token 1 on"),
         ({"tokens": [[1, 2, 3, 4, 5, 6], [8, 9]]}, "from token 6 on"),
         ({"accepted_per_round": [[2, 2, 1], [0]]}, "prompt 0: round 2 differ"),
         ({"accepted_per_round": [[2, 1], [0]]}, "prompt 0: round 3 differ"),

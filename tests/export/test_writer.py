@@ -183,7 +183,7 @@ def test_a_target_that_vllm_serves_without_eagle3_is_refused_by_name(make_checkp
     assert not (checkpoint.parent / "export-vllm").exists()
 
 
-def test_another_kind_of_drafter_is_refused_by_name(target, tmp_path):
+def test_a_drafter_that_no_engine_loads_is_refused_by_name(target, tmp_path):
     checkpoint = save_drafter(PromptLookup(), tmp_path / "lookup", target.identity)
-    with pytest.raises(UserError, match="PromptLookup, which cannot be exported for vllm"):
+    with pytest.raises(UserError, match="a PromptLookup, which no serving engine loads"):
         export(checkpoint, VLLM())

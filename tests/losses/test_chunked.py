@@ -3,44 +3,65 @@
 import pytest
 import torch
 
-from specdraft.losses.chunked import Step, Teacher, distillation_loss, reference_loss
+from specdraft.losses import reference
+from specdraft.losses.chunked import FrozenHead, Step, Teacher, distillation_loss
+from specdraft.losses.divergence import divergence
+from specdraft.losses.reference import reference_loss
 
 V, VD, H, R = 50, 20, 8, 60
 
+FORMULAS = {
+    "forward_kl": reference.forward_kl,
+    "reverse_kl": reference.reverse_kl,
+    "jsd": reference.jsd(0.5),
+    "total_variation": reference.total_variation,
+    "lk_hybrid": reference.lk_hybrid(3.0),
+    "cross_entropy": reference.cross_entropy,
+}
 
-def problem(pruned: bool, seed: int = 0):
+
+def problem(pruned: bool, heads: int = 1, seed: int = 0):
+    """Weights, one per head, a teacher, and four steps; with several heads each step has its own."""
     g = torch.Generator().manual_seed(seed)
     head = torch.randn(V, H, generator=g, dtype=torch.float64)
     last = torch.randn(R, H, generator=g, dtype=torch.float64)
     ids = torch.randperm(V, generator=g)[:VD].sort().values if pruned else None
-    weight = torch.randn(VD if pruned else V, H, generator=g, dtype=torch.float64, requires_grad=True)
+    size = VD if pruned else V
+    weights = [torch.randn(size, H, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(heads)]
+    labels = torch.randint(V, (R,), generator=g)
     steps = []
     rows = torch.arange(R - 6)
     for step in range(4):
         rows = rows[torch.rand(len(rows), generator=g) < 0.8]  # nested, as the training-time test makes them
         hidden = torch.randn(len(rows), H, generator=g, dtype=torch.float64, requires_grad=True)
-        steps.append(Step(hidden, rows + 1 + step, 0.8**step))
-    return weight, Teacher(last, lambda hidden: hidden @ head.T, ids), steps
+        steps.append(Step(hidden, rows + 1 + step, 0.8**step, head=step % heads))
+    return weights, Teacher(last, lambda hidden: hidden @ head.T, ids, labels), steps
 
 
+def gradients(weights, steps):
+    return [tensor.grad for tensor in (*weights, *(step.hidden for step in steps))]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize("rows_per_chunk", [16, 25, 1000])
-def test_value_and_gradients_equal_the_reference(pruned, rows_per_chunk):
-    weight, teacher, steps = problem(pruned)
-    loss, _ = distillation_loss(weight, teacher, steps, chunk_elements=rows_per_chunk * len(weight))
+def test_value_and_gradients_equal_the_reference(pruned, heads, name, rows_per_chunk):
+    weights, teacher, steps = problem(pruned, heads)
+    loss, _ = distillation_loss(weights, teacher, steps, divergence(name), rows_per_chunk * len(weights[0]))
     (3 * loss).backward()
-    ours = [weight.grad, *(step.hidden.grad for step in steps)]
+    ours = gradients(weights, steps)
 
-    weight, teacher, steps = problem(pruned)
-    expected = reference_loss(weight, teacher, steps)
+    weights, teacher, steps = problem(pruned, heads)
+    expected = reference_loss(weights, teacher, steps, FORMULAS[name])
     (3 * expected).backward()
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-    for mine, theirs in zip(ours, [weight.grad, *(step.hidden.grad for step in steps)], strict=True):
+    for mine, theirs in zip(ours, gradients(weights, steps), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-13)
 
 
 def test_gradients_equal_finite_differences():
-    weight, teacher, steps = problem(pruned=True)
+    (weight,), teacher, steps = problem(pruned=True)
 
     def loss(weight, *hiddens):
         moved = [Step(h, s.positions, s.weight) for h, s in zip(hiddens, steps, strict=True)]
@@ -49,13 +70,98 @@ def test_gradients_equal_finite_differences():
     assert torch.autograd.gradcheck(loss, (weight, *(step.hidden for step in steps)), fast_mode=True)
 
 
-def test_sums_measure_acceptance_against_the_full_vocabulary():
-    weight, teacher, steps = problem(pruned=True)
-    _, results = distillation_loss(weight, teacher, steps, chunk_elements=16 * VD)
+def test_the_target_is_asked_once_per_position_for_all_heads():
+    weights, teacher, steps = problem(pruned=True, heads=4)
+    asked = []
+
+    def logits(hidden):
+        asked.append(len(hidden))
+        return teacher.logits(hidden)
+
+    counted = Teacher(teacher.last, logits, teacher.draft_ids)
+    distillation_loss(weights, counted, steps, chunk_elements=16 * VD)
+    assert max(asked) == 16 and sum(asked) == len({p for step in steps for p in step.positions.tolist()})
+
+
+def test_a_frozen_weight_gets_no_gradient_and_the_rest_the_same():
+    weights, teacher, steps = problem(pruned=True, heads=2)
+    distillation_loss(weights, teacher, steps)[0].backward()
+    expected = gradients(weights, steps)
+
+    weights, teacher, steps = problem(pruned=True, heads=2)
+    weights[1].requires_grad_(False)
+    distillation_loss(weights, teacher, steps)[0].backward()
+    got = gradients(weights, steps)
+    assert got[1] is None and expected[1].abs().max() > 0
+    del got[1], expected[1]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_frozen_head_passes_gradients_on(name):
+    (weight,), teacher, steps = problem(pruned=True)
+    capped = FrozenHead(lambda hidden: 4 * torch.tanh(hidden @ weight.detach().T / 4), VD)
+    loss, results = distillation_loss([capped], teacher, steps, divergence(name), 16 * VD)
+    loss.backward()
+    ours = [step.hidden.grad for step in steps]
+
+    _, teacher, steps = problem(pruned=True)
+    projected = [Step(capped.logits(step.hidden), step.positions, step.weight) for step in steps]
+    expected, others = distillation_loss(torch.eye(VD, dtype=torch.float64), teacher, projected, divergence(name))
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    for mine, step, result, other in zip(ours, steps, results, others, strict=True):
+        torch.testing.assert_close(mine, step.hidden.grad, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(result.alpha_sum, other.alpha_sum, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_steps_without_rows_add_nothing_but_get_gradients(heads):
+    weights, teacher, steps = problem(pruned=True, heads=heads)
+    nothing = torch.zeros(0, H, dtype=torch.float64, requires_grad=True)
+    without = [steps[0], *(Step(nothing, step.positions[:0], step.weight, step.head) for step in steps[1:])]
+    loss, results = distillation_loss(weights, teacher, without)
+    loss.backward()
+    torch.testing.assert_close(loss, reference_loss(weights, teacher, steps[:1]), rtol=1e-12, atol=0)
+    assert weights[0].grad.abs().max() > 0 and all((weight.grad == 0).all() for weight in weights[1:])
+    assert all(result.loss_sum == 0 and len(result.matched) == 0 for result in results[1:])
+
+    loss, _ = distillation_loss(weights, teacher, without[1:])
+    loss.backward()
+    assert loss == 0 and nothing.grad.shape == (0, H)
+
+
+def test_every_label_finds_its_draft_id():
+    last, ids = torch.zeros(6, H, dtype=torch.float64), torch.tensor([1, 2, 4])
+    teacher = Teacher(last, lambda hidden: hidden[:, :6], ids, labels=torch.arange(6))
+    assert teacher.distribution(torch.arange(6), torch.float64).label.tolist() == [-1, 0, 1, -1, 2, -1]
+    assert teacher.distribution(torch.tensor([4, 0]), torch.float64).label.tolist() == [2, -1]
+
+
+def test_labels_outside_the_draft_vocabulary_add_nothing():
+    (weight,), teacher, steps = problem(pruned=True)
+    known = torch.isin(teacher.labels, teacher.draft_ids)
+    _, results = distillation_loss(weight, teacher, steps, divergence("cross_entropy"))
+    _, of_kl = distillation_loss(weight, teacher, steps)
+    for step, result, other in zip(steps, results, of_kl, strict=True):
+        inside = known[step.positions]
+        assert 0 < inside.sum() < len(inside)
+        log_q = (step.hidden @ weight.T).log_softmax(-1).detach()[inside]
+        label = torch.searchsorted(teacher.draft_ids, teacher.labels[step.positions][inside])
+        torch.testing.assert_close(result.loss_sum, -log_q.gather(1, label[:, None]).sum(), rtol=1e-12, atol=0)
+        assert torch.equal(result.matched, other.matched) and result.alpha_sum == other.alpha_sum, (
+            "labels are no target"
+        )
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_sums_measure_acceptance_against_the_full_vocabulary(name):
+    weights, teacher, steps = problem(pruned=True, heads=2)
+    _, results = distillation_loss(weights, teacher, steps, divergence(name), chunk_elements=16 * VD)
     for step, result in zip(steps, results, strict=True):
         p = teacher.logits(teacher.last[step.positions]).softmax(-1)  # all of V
         q = torch.zeros_like(p)
-        q[:, teacher.draft_ids] = (step.hidden @ weight.T).softmax(-1).detach()
+        q[:, teacher.draft_ids] = (step.hidden @ weights[step.head].T).softmax(-1).detach()
         torch.testing.assert_close(result.alpha_sum, torch.minimum(p, q).sum(), rtol=1e-12, atol=1e-12)
         assert torch.equal(result.matched, p.argmax(-1) == q.argmax(-1))
 
@@ -78,12 +184,27 @@ def test_identical_distributions_have_no_divergence():
     assert all(r.matched.all() and abs(r.alpha_sum - len(r.matched)) < 1e-9 for r in results)
 
 
-def test_bf16_weights_accumulate_in_fp32():
-    weight, teacher, steps = problem(pruned=True)
-    exact, _ = distillation_loss(weight, teacher, steps)
-    half = [Step(s.hidden.detach().bfloat16(), s.positions, s.weight) for s in steps]
-    narrow = weight.detach().bfloat16().requires_grad_()
-    loss, _ = distillation_loss(narrow, Teacher(teacher.last, teacher.logits, teacher.draft_ids), half)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_bf16_weights_accumulate_in_fp32(name):
+    weights, teacher, steps = problem(pruned=True, heads=2)
+    exact, _ = distillation_loss(weights, teacher, steps, divergence(name))
+    half = [Step(s.hidden.detach().bfloat16(), s.positions, s.weight, s.head) for s in steps]
+    narrow = [weight.detach().bfloat16().requires_grad_() for weight in weights]
+    loss, results = distillation_loss(narrow, teacher, half, divergence(name))
     loss.backward()
-    assert loss.dtype == torch.float32 and narrow.grad.dtype == torch.bfloat16
+    assert loss.dtype == results[0].alpha_sum.dtype == torch.float32
+    assert all(weight.grad.dtype == torch.bfloat16 for weight in narrow)
     torch.testing.assert_close(loss.double(), exact, rtol=2e-2, atol=0)
+
+
+def test_bf16_gradients_of_many_chunks_are_summed_in_fp32():
+    weights, teacher, _ = problem(pruned=True)
+    rows = 16 * 1024  # all alike: in bf16 the sum would stop growing after 256 of the 1,024 chunks
+    alike = Teacher(teacher.last[:1].expand(rows, -1), teacher.logits, teacher.draft_ids)
+    hidden = torch.linspace(-1, 1, H).bfloat16().expand(rows, -1)
+    narrow = weights[0].detach().bfloat16().requires_grad_()
+    distillation_loss(narrow, alike, [Step(hidden, torch.arange(rows), 1.0)], chunk_elements=16 * VD)[0].backward()
+
+    exact = narrow.detach().double().requires_grad_()
+    reference_loss(exact, alike, [Step(hidden[:1].double(), torch.arange(1), 1.0)]).backward()
+    torch.testing.assert_close(narrow.grad.double(), exact.grad, rtol=2e-2, atol=2e-4)

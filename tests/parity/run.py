@@ -1,7 +1,8 @@
-"""``make parity``: an exported head in the real vLLM gives the same tokens and exactly the same counts as our decoder.
+"""``make parity``: exported drafters in the real vLLM give the same tokens and exactly the same counts as our decoder.
 
-Trains a short head on the embedded target unless ``--head`` names a checkpoint, exports it, decodes held-out prompts
-here and in vLLM (another environment, another process), and compares. Exits with 1 if anything differs.
+Trains a short drafter of every family on the embedded target unless ``--head`` names a checkpoint, exports them,
+decodes held-out prompts here and in vLLM (another environment, another process), and compares. Exits with 1 if
+anything differs.
 """
 
 import argparse
@@ -10,10 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specdraft.decoding.decoder import Decoder
+from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, find, load_drafter
 from specdraft.errors import UserError, exit_on_user_error
 from specdraft.evaluation.prompts import encode, load_prompts
@@ -26,39 +29,47 @@ from specdraft.targets.loading import location
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 MAX_NEW_TOKENS = 64
-LEAST_ACCEPTANCE_LENGTH = 1.8
-# Enough for an acceptance length around 2 in a few minutes of 2 cores; a better head would show nothing more.
 TRAINING = [
-    "trainer.max_steps=250",
     "trainer.accelerator=cpu",
-    "data.limit=400",
+    "data.limit=400",  # the same for all, so that the target answers once
     "data.validation_limit=16",
     "live.every_n_steps=0",
     "live.prompts=8",
     "evaluate=false",
     "export=null",
 ]
+# Enough to be accepted in a minute or two of 2 cores; a better drafter would show nothing more.
+MODELS = {
+    "eagle3": ["trainer.max_steps=250"],
+    "eagle": ["trainer.max_steps=250"],
+    "medusa": ["trainer.max_steps=150", "model.draft_vocab_size=null"],  # as engines serve it
+    "draft": ["trainer.max_steps=150"],
+}
+# Equality means nothing for a drafter that is not accepted; Medusa's later heads seldom are.
+LEAST_ACCEPTANCE_LENGTH = {"eagle3": 1.8, "eagle": 1.5, "medusa": 1.3, "draft_model": 1.5}
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--head", help="a checkpoint or run directory; without it a short head is trained, once")
+    parser.add_argument("--head", help="a checkpoint or run directory; without it short drafters are trained, once")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="which to train and compare")
     parser.add_argument("--engine-python", default=REPOSITORY / ".venv-parity/bin/python", help="a python with vLLM")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build/parity", help="where files go")
-    parser.add_argument("--prompts", type=int, default=56)
+    parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--num-draft-tokens", type=int, default=5)
     parser.add_argument("--max-num-seqs", type=int, default=8, help="requests that vLLM batches")
     return parser.parse_args()
 
 
-def trained_head(work: Path) -> Path:
-    """The cached short head, trained if it is not there."""
-    run = work / "head"
+def trained(model: str, work: Path) -> Path:
+    """The cached short drafter, trained if it is not there."""
+    run = work / model
     try:
         return find(run)
     except UserError:
-        command = [sys.executable, "train.py", *TRAINING, f"hydra.run.dir={run}"]
+        print(f"training a short {model}", flush=True)
+        command = [sys.executable, "train.py", f"model={model}", *TRAINING, *MODELS[model], f"hydra.run.dir={run}"]
         subprocess.run(command, cwd=REPOSITORY, check=True)
         return find(run)
 
@@ -68,8 +79,27 @@ def held_out_prompts(target: Target, count: int, reserve: int) -> list[list[int]
     ids = [encode(target.tokenizer, prompt.opening) for prompt in load_prompts("python-stdlib", 2 * count)]
     fitting = [prompt for prompt in ids if len(prompt) + reserve <= target.max_length]
     if len(fitting) < count:
-        raise UserError(f"{len(fitting)} held-out prompts fit the context: expected {count}")
+        raise UserError(f"{len(fitting)} held-out prompts fit the context: expected {count}; ask for fewer")
     return fitting[:count]
+
+
+def exported(checkpoint: Path, work: Path) -> tuple[str, Path]:
+    """The checkpoint's family, and its directory for vLLM."""
+    engine = VLLM(dtype="float32")
+    directory = export(checkpoint, engine, work / "exported" / checkpoint.parent.name)
+    card = (directory / "README.md").read_text()
+    return next(family for family in engine.families if f'"method": "{family}"' in card), directory.resolve()
+
+
+def answers(options: argparse.Namespace, request: dict[str, Any]) -> dict[str, Run]:
+    """What vLLM did, alone ("plain") and with each drafter of the request."""
+    request_file, answer_file = options.work / "request.json", options.work / "answer.json"
+    request_file.write_text(json.dumps(request))
+    answer_file.unlink(missing_ok=True)
+    # -P: without it the script's folder could shadow the engine's packages.
+    script = [str(HERE / "vllm_side.py"), str(request_file), str(answer_file)]
+    subprocess.run([str(options.engine_python), "-P", "-W", "ignore", *script], check=True)
+    return {name: Run(**run) for name, run in json.loads(answer_file.read_text()).items()}
 
 
 @exit_on_user_error
@@ -82,54 +112,52 @@ def main() -> None:
         )
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
-    checkpoint = find(options.head) if options.head else trained_head(options.work)
-    drafter, config = load_drafter(checkpoint)
-    target = Target.load(config["target"]["name"], config["target"]["revision"], dtype="float32", device="cpu")
+    started = time.perf_counter()
+    checkpoints = [find(options.head)] if options.head else [trained(model, options.work) for model in options.models]
+    drafters: dict[str, Drafter] = {}
+    directories: dict[str, str] = {}
+    for checkpoint in checkpoints:
+        family, directory = exported(checkpoint, options.work)
+        drafters[family], config = load_drafter(checkpoint)
+        directories[family] = str(directory)
+    named = config["target"]
+    target = Target.load(named["name"], named["revision"], dtype="float32", device="cpu")
     check_target(config, target)
-    head = export(checkpoint, VLLM(dtype="float32"), options.work / "export-vllm")
     # When one request comes within K tokens of the context's end, vLLM verifies blank drafts for its whole batch, and
     # counts them. Our decoder goes on drafting, so the counts are comparable before that point only.
     prompts = held_out_prompts(target, options.prompts, MAX_NEW_TOKENS + 2 * options.num_draft_tokens)
-
-    request = {
-        "target": location(target.identity.name),
-        "revision": target.identity.revision,
-        "head": str(head.resolve()),
-        "prompts": prompts,
-        "num_draft_tokens": options.num_draft_tokens,
-        "max_new_tokens": MAX_NEW_TOKENS,
-        "max_model_len": target.max_length,
-        "max_num_seqs": options.max_num_seqs,
-        "eos_token_ids": sorted(target.eos_token_ids),
+    ready = time.perf_counter()
+    ours = {
+        family: decode(Decoder(target, drafter, options.num_draft_tokens), prompts, MAX_NEW_TOKENS)
+        for family, drafter in drafters.items()
     }
-    request_file, answer_file = options.work / "request.json", options.work / "answer.json"
-    request_file.write_text(json.dumps(request))
-    answer_file.unlink(missing_ok=True)
-    started = time.perf_counter()
-    ours = decode(Decoder(target, drafter, options.num_draft_tokens), prompts, MAX_NEW_TOKENS)
     decoded = time.perf_counter()
-    # -P: without it the script's folder could shadow the engine's packages.
-    command = [
-        str(options.engine_python),
-        "-P",
-        "-W",
-        "ignore",
-        str(HERE / "vllm_side.py"),
-        str(request_file),
-        str(answer_file),
-    ]
-    subprocess.run(command, check=True)
-    print(f"our decoder {decoded - started:.1f} s, vLLM {time.perf_counter() - decoded:.1f} s\n")
-
-    answer = json.loads(answer_file.read_text())
-    plain, speculative = Run(**answer["plain"]), Run(**answer["speculative"])
-    print(
-        f"{len(prompts)} held-out prompts x {MAX_NEW_TOKENS} tokens, K = {options.num_draft_tokens}, greedy, float32\n"
+    theirs = answers(
+        options,
+        {
+            "target": location(target.identity.name),
+            "revision": target.identity.revision,
+            "drafters": directories,
+            "prompts": prompts,
+            "num_draft_tokens": options.num_draft_tokens,
+            "max_new_tokens": MAX_NEW_TOKENS,
+            "max_model_len": target.max_length,
+            "max_num_seqs": options.max_num_seqs,
+            "eos_token_ids": sorted(target.eos_token_ids),
+        },
     )
-    print(table(ours, plain, speculative))
-    found = differences(ours, plain, speculative, LEAST_ACCEPTANCE_LENGTH)
-    print("\n" + "\n".join(f"DIFFERENT: {line}" for line in found) if found else "\nequal: tokens and all counts")
-    sys.exit(1 if found else 0)
+    print(
+        f"training {ready - started:.0f} s, our decoder {decoded - ready:.0f} s, "
+        f"vLLM {time.perf_counter() - decoded:.0f} s\n\n"
+        f"{len(prompts)} held-out prompts x {MAX_NEW_TOKENS} tokens, K = {options.num_draft_tokens}, greedy, float32"
+    )
+    failed = False
+    for family, run in ours.items():
+        print(f"\n== {family} ==\n" + table(run, theirs["plain"], theirs[family]))
+        found = differences(run, theirs["plain"], theirs[family], LEAST_ACCEPTANCE_LENGTH[family])
+        print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal: tokens and all counts")
+        failed = failed or bool(found)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The engine's half of the parity check. Runs in an environment of its own, which holds vLLM and not specdraft.
 
 ``python -P tests/parity/vllm_side.py request.json answer.json``: decodes the request's prompts without drafting, then
-with the exported head, and writes both as the fields of ``specdraft.export.parity.Run``.
+with each exported drafter, and writes all as the fields of ``specdraft.export.parity.Run``.
 """
 
 import gc
@@ -73,7 +73,8 @@ def decode(request: dict[str, Any], speculative: dict[str, Any] | None) -> dict[
         if speculative
         else {},
     }
-    print(f"vLLM: load {loaded - started:.1f} s, generate {time.perf_counter() - loaded:.1f} s", flush=True)
+    name, done = speculative["method"] if speculative else "alone", time.perf_counter()
+    print(f"vLLM {name}: load {loaded - started:.1f} s, generate {done - loaded:.1f} s", flush=True)
     del llm
     gc.collect()
     cleanup_dist_env_and_memory()
@@ -81,14 +82,12 @@ def decode(request: dict[str, Any], speculative: dict[str, Any] | None) -> dict[
 
 
 def main() -> None:
-    """Read the request, decode twice, write the answer."""
+    """Read the request, decode without and with every drafter, write the answers."""
     request = json.loads(Path(sys.argv[1]).read_text())
-    speculative = {
-        "method": "eagle3",
-        "model": request["head"],
-        "num_speculative_tokens": request["num_draft_tokens"],
-    }
-    answer = {"plain": decode(request, None), "speculative": decode(request, speculative)}
+    answer = {"plain": decode(request, None)}
+    for method, directory in request["drafters"].items():
+        speculative = {"method": method, "model": directory, "num_speculative_tokens": request["num_draft_tokens"]}
+        answer[method] = decode(request, speculative)
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.drafters.batch import Batch
-from specdraft.drafters.eagle3 import Eagle3
+from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 from specdraft.training.checkpoints import RunCheckpoint, StopSignal
 from specdraft.training.live_acceptance import LiveAcceptance

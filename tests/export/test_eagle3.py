@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from specdraft.errors import UserError
-from specdraft.export.layout import layout_config, layout_tensors, validate
+from specdraft.export.eagle3 import layout_config, layout_tensors, validate
 
 
 @pytest.fixture
 def layout(make_checkpoint):
     head, _ = make_checkpoint()
-    config = layout_config(head.config(), "float32")
+    config = layout_config(head.config(), {}, "float32")
     return config, layout_tensors(head.state_dict(), config)
 
 
@@ -51,7 +51,7 @@ def test_shapes_dtypes_and_values(layout):
 def test_weights_beyond_the_range_of_the_chosen_dtype(make_checkpoint):
     head, _ = make_checkpoint()
     head.norm.weight.data[0] = 1e6
-    config = layout_config(head.config(), "float16")
+    config = layout_config(head.config(), {}, "float16")
     with pytest.raises(UserError, match="not finite in float16"):
         validate(config, layout_tensors(head.state_dict(), config))
 

@@ -1,0 +1,185 @@
+"""Every family of drafters on the embedded target at equal training tokens: what each accepts, costs and gains.
+
+Each is trained by `train.py model=NAME` on the same batches, then decodes the same held-out prompts as a chain and as a
+tree, at temperatures 0 and 1, each beside plain decoding in the same run. At temperature 1 the share of first drafted
+tokens that the rule accepts is compared with what theory says of it, the mean of 1 - TV(p, q) over the same rounds.
+
+    python benchmarks/families.py                         train, evaluate, write the result and the table of the docs
+    python benchmarks/families.py --families medusa eagle3 --steps 200 --no-docs
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common import print_table, write_result
+from specdraft.decoding.rules import Verdict, rejection_sampling
+from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
+from specdraft.decoding.tree import DraftTree
+from specdraft.drafters.checkpoint import load_drafter
+from specdraft.errors import exit_on_user_error
+from specdraft.evaluation import EvaluationSettings, evaluate, load_prompts
+from specdraft.evaluation.accuracies import measured_tree
+from specdraft.files import atomic_file
+from specdraft.targets import Target
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "families.md"
+BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
+FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1")
+TEMPERATURES = (0.0, 1.0)
+COLUMNS = ("family", "parameters", "draft", "T", "acceptance length", "cost ratio", "speedup", "identical")
+
+
+class Recorder:
+    """Rejection sampling that notes, at every round's root, 1 - TV(p, q) and whether the first token was accepted."""
+
+    def __init__(self) -> None:
+        self.expected: list[float] = []
+        self.accepted: list[float] = []
+
+    def __call__(self, tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
+        """As ``rejection_sampling``."""
+        verdict = rejection_sampling(tree, p, generator)
+        if tree.q is not None and len(tree):
+            self.expected.append(float(torch.minimum(p[0], tree.q[0]).sum()))
+            self.accepted.append(float(len(verdict.path) > 0))
+        return verdict
+
+    def summary(self) -> dict[str, float]:
+        """Means over rounds, and the 95 % half-width of their difference."""
+        difference = [a - e for a, e in zip(self.accepted, self.expected, strict=True)]
+        return {
+            "rounds": len(difference),
+            "one_minus_tv": statistics.fmean(self.expected),
+            "accepted": statistics.fmean(self.accepted),
+            "half_width": 1.96 * statistics.stdev(difference) / len(difference) ** 0.5,
+        }
+
+
+def train(name: str, steps: int, directory: Path) -> Path:
+    """Train a family, or keep what an earlier run with as many steps left."""
+    run = directory / f"{name}-{steps}"
+    if not (run / "drafter" / "config.json").is_file():
+        command = [sys.executable, "train.py", f"model={name}", f"trainer.max_steps={steps}", "evaluate=false"]
+        options = [f"live.every_n_steps={steps // 2}", f"trainer.val_check_interval={steps // 2}", "export=null"]
+        subprocess.run([*command, *options, f"hydra.run.dir={run}"], cwd=ROOT, check=True)
+    return run
+
+
+def measure(name: str, run: Path, limit: int, num_draft_tokens: int, num_nodes: int) -> dict[str, Any]:
+    """Evaluate a trained drafter as a chain and as a tree."""
+    drafter, config = load_drafter(run)
+    target = Target.load(config["target"]["name"], dtype="float32")
+    prompts = load_prompts("python-stdlib", limit)
+    tree: Shape = DynamicTree(num_draft_tokens, 4, num_nodes)
+    if name in ("medusa", "hydra"):  # whose heads make their static tree from measured accuracies
+        tree = measured_tree(drafter, target, num_nodes=num_nodes, depth=num_draft_tokens, top_k=4)
+    shapes: dict[str, Shape] = {"chain": StaticTree.chain(num_draft_tokens), "tree": tree}
+    recorder = Recorder()
+    result: dict[str, Any] = {"parameters": sum(p.numel() for p in drafter.parameters()), "training": config["extra"]}
+    for kind, shape in shapes.items():
+        rule = recorder if kind == "chain" else rejection_sampling
+        settings = replace(EvaluationSettings(temperatures=TEMPERATURES), shape=shape, rule=rule)
+        evaluation = evaluate(target, drafter, prompts, settings)
+        result[kind] = {"shape": str(shape), "results": [row.to_dict() for row in evaluation.results]}
+    return result | {"acceptance_at_temperature_1": recorder.summary()}
+
+
+def rows(measured: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """The table, a line per family, kind of draft and temperature."""
+    lines = []
+    for name, result in measured.items():
+        for kind in ("chain", "tree"):
+            for row in result[kind]["results"]:
+                low, high = row["acceptance_length_interval"]
+                lines.append(
+                    [
+                        name,
+                        f"{result['parameters'] / 1e6:.2f} M",
+                        result[kind]["shape"],
+                        f"{row['temperature']:g}",
+                        f"{row['acceptance_length']:.2f} [{low:.2f}, {high:.2f}]",
+                        f"{row['cost_ratio']:.2f}",
+                        f"{row['speedup']:.2f}",
+                        {True: "yes", False: "NO", None: "–"}[row["identical_tokens"]],
+                    ]
+                )
+    return lines
+
+
+def theory(measured: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Accepted first tokens of sampled chains at temperature 1 beside 1 - TV."""
+    lines = []
+    for name, result in measured.items():
+        found = result["acceptance_at_temperature_1"]
+        gap = found["accepted"] - found["one_minus_tv"]
+        lines.append(
+            [
+                name,
+                f"{found['rounds']}",
+                f"{found['one_minus_tv']:.3f}",
+                f"{found['accepted']:.3f}",
+                f"{gap:+.3f} ± {found['half_width']:.3f}",
+            ]
+        )
+    return lines
+
+
+THEORY = ("family", "rounds", "mean 1 - TV", "accepted", "difference (95 %)")
+
+
+def write_docs(tables: list[tuple[tuple[str, ...], list[list[str]]]], about: str) -> None:
+    """Put the tables between the marks of the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    blocks = []
+    for header, lines in tables:
+        table = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+        blocks.append("\n".join([*table, *("| " + " | ".join(line) + " |" for line in lines)]))
+    with atomic_file(PAGE) as temporary:
+        text = "\n\n".join([BEGIN, about, *blocks, END])
+        temporary.write_text(before + text + after, encoding="utf-8")
+
+
+@exit_on_user_error
+def main() -> None:
+    """Parse options, train, evaluate, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME")
+    parser.add_argument("--steps", type=int, default=1000, help="training steps of each (default 1000)")
+    parser.add_argument("--limit", type=int, default=16, help="held-out prompts (default 16)")
+    parser.add_argument("--num-draft-tokens", type=int, default=5, help="K (default 5)")
+    parser.add_argument("--num-nodes", type=int, default=16, help="nodes of the trees (default 16)")
+    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "families", help="where the runs go")
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/families.md as it is")
+    options = parser.parse_args()
+
+    measured = {}
+    for name in options.families:
+        run = train(name, options.steps, options.directory)
+        measured[name] = measure(name, run, options.limit, options.num_draft_tokens, options.num_nodes)
+        print_table(COLUMNS, rows(measured))
+    print()
+    print_table(THEORY, theory(measured))
+    settings = {name: value for name, value in vars(options).items() if name not in ("directory", "no_docs")}
+    path = write_result("families", settings, {"families": measured})
+    if not options.no_docs:
+        about = (
+            f"{options.steps} steps each, {options.limit} held-out prompts of up to 128 tokens, float32 on a CPU; "
+            f"all figures in `benchmarks/results/{path.name}`."
+        )
+        write_docs([(COLUMNS, rows(measured)), (THEORY, theory(measured))], about)
+    print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

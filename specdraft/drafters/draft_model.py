@@ -1,0 +1,294 @@
+"""Independent draft models: a small causal LM of its own, distilled from the target (2211.17192; 2310.08461).
+
+B = batch, T = tokens, R = B*T rows of the flat batch, m = nodes of a level, S = keys that a pass sees, H = the draft's
+hidden size, V = vocabulary.
+
+The draft has the target's tokenizer and vocabulary. Row r predicts token r+1, and its teacher is the target's
+distribution at the same row. ``LanguageModel`` runs it in training and in decoding, as it runs the target.
+"""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape
+from specdraft.decoding.tree import DraftTree
+from specdraft.drafters.base import Drafter, TrainingLoss
+from specdraft.drafters.batch import Batch
+from specdraft.drafters.draft_start import attention, find_start, take_weights
+from specdraft.drafters.growth import Level, Vocabulary, grow
+from specdraft.drafters.objective import DraftHead, lend, objective
+from specdraft.drafters.on_policy import continue_answers
+from specdraft.errors import UserError
+from specdraft.losses.chunked import Step, Teacher
+from specdraft.losses.divergence import cross_entropy
+from specdraft.losses.divergence import divergence as find_divergence
+from specdraft.targets import Features, LanguageModel, Target
+
+
+@dataclass
+class DraftState:
+    """A request: all emitted tokens, and the keys and values of those that the draft has read."""
+
+    text: list[int]
+    cache: RewindableCache
+
+
+class DraftModel(Drafter):
+    """A transformers causal LM as a drafter.
+
+    - ``model`` is its configuration, ``model_type`` included, so that ``config()`` alone rebuilds it.
+    - A final soft-cap (Gemma 2) cannot pass through the chunked loss and is refused; ``for_target`` leaves it out of
+      the draft's configuration, where it would only keep the order of logits. A logit scale is kept.
+    - With ``lora`` only adapters are trained. They stay apart while training, as what resumes must be the module as
+      trained; what is decoded with, saved and exported is ``served``, with the adapters merged: as fast as a model
+      that never had any, and rebuilt without the checkpoint that training started from.
+    - Tied embeddings are one tensor in the state dict, under the name of the embedding.
+    """
+
+    training_options = frozenset({"attn_implementation", "divergence", "on_policy"})
+
+    def __init__(
+        self,
+        model: Mapping[str, Any],
+        attn_implementation: str = "sdpa",
+        lora: Mapping[str, Any] | None = None,
+        divergence: str | dict[str, Any] = "forward_kl",
+        on_policy: float = 0.0,
+    ) -> None:
+        """Build with random weights. ``on_policy``: the share of documents whose answer the draft continues itself.
+
+        Raises UserError for a configuration or LoRA options that transformers or peft refuse, a head that the loss
+        cannot fuse, an unknown divergence, or a share outside 0..1.
+        """
+        super().__init__()
+        if not 0 <= on_policy <= 1:
+            raise UserError(f"on_policy is {on_policy}: expected a share of the documents from 0 to 1")
+        self.divergence, self.on_policy = find_divergence(divergence), on_policy
+        if on_policy > 0 and self.divergence is cross_entropy:
+            raise UserError(
+                "on_policy with divergence=cross_entropy would teach the draft its own tokens: expected a divergence "
+                "from the target's distribution, such as forward_kl"
+            )
+        self._arguments: dict[str, Any] = {
+            "model": json.loads(json.dumps(dict(model))),
+            "attn_implementation": attn_implementation,
+            "lora": None,
+            "divergence": divergence,
+            "on_policy": on_policy,
+        }
+        self.model: Any = self._plain()
+        self.model.set_output_embeddings(_lending(self.model))
+        self.language_model = LanguageModel(self.model)
+        self.register_state_dict_post_hook(_leave_out_ties)
+        self.register_load_state_dict_pre_hook(_restore_ties)
+        if lora is not None:
+            self.adapt(lora)
+
+    @classmethod
+    def for_target(
+        cls,
+        target: Target,
+        draft_vocabulary: Tensor | None = None,
+        start: str = "layers",
+        copy_layers: int | Sequence[int] = 2,
+        shape: Mapping[str, Any] | None = None,
+        checkpoint: str | None = None,
+        revision: str | None = None,
+        lora: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> "DraftModel":
+        """A draft for ``target``; ``start`` says what it begins as.
+
+        - layers: copies of the target's embedding, final norm and head, and between them of its ``copy_layers``
+          (numbers from 0; or how many, evenly spaced from the first to the last).
+        - scratch: random weights in the target's architecture, with other entries of its configuration where
+          ``shape`` names them (default: a quarter of the layers).
+        - checkpoint: a sibling, a local directory or hub id with its tokenizer, adapted by ``lora`` if given.
+
+        Raises UserError for a pruned vocabulary, bad options, and a sibling of another vocabulary.
+        """
+        if draft_vocabulary is not None and len(draft_vocabulary) != target.vocab_size:
+            raise UserError(
+                f"the draft vocabulary has {len(draft_vocabulary)} ids: an independent draft shares the whole "
+                "vocabulary of its target; expected model.draft_vocab_size=null"
+            )
+        if lora is not None and start != "checkpoint":
+            raise UserError(f"lora adapts a trained checkpoint, but start is {start!r}: expected start=checkpoint")
+        config, source, layers = find_start(target, start, copy_layers, shape, checkpoint, revision)
+        draft = cls(config, attention(target), **options)
+        if draft.language_model.vocab_size != target.vocab_size:
+            raise UserError(
+                f"the draft has a vocabulary of {draft.language_model.vocab_size} tokens: expected the target's, "
+                f"{target.vocab_size}; choose a sibling of the same vocabulary, or start=layers"
+            )
+        if source is not None:
+            take_weights(draft.language_model, source, layers)
+        if lora is not None:
+            draft.adapt(lora)
+        draft.bind(target)
+        return draft
+
+    def adapt(self, lora: Mapping[str, Any]) -> None:
+        """Freeze the model and add trainable adapters: peft's ``LoraConfig`` with ``alpha`` for ``lora_alpha``.
+
+        Raises UserError for options that peft does not take, and for adapters on the head, which the loss fuses.
+        """
+        options = {"target_modules": "all-linear", **json.loads(json.dumps(dict(lora)))}
+        self._arguments["lora"] = dict(options)
+        if "alpha" in options:
+            options["lora_alpha"] = options.pop("alpha")
+        try:
+            self.model = get_peft_model(self.model, LoraConfig(**options))
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"peft refuses model.drafter.lora ({_one_line(error)}): expected r, alpha, target_modules, or other "
+                "options of its LoraConfig"
+            ) from error
+        if self.model.get_base_model().get_output_embeddings() is not self.language_model.head:
+            raise UserError("model.drafter.lora adapts the LM head: expected target_modules without it")
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return copy.deepcopy(self._arguments)
+
+    def served(self) -> Drafter:
+        """Itself, or with adapters a copy that has them merged."""
+        if self._arguments["lora"] is None:
+            return self
+        draft = DraftModel(**(self._arguments | {"lora": None})).train(self.training)
+        draft.to(self.language_model.device, self.language_model.dtype)
+        draft.model.load_state_dict(copy.deepcopy(self.model).merge_and_unload().state_dict())
+        if self.target is not None:
+            draft.bind(self.target)
+        return draft
+
+    def export_model(self) -> PreTrainedModel:
+        """A plain transformers model of the same logits, for ``save_pretrained``; it shares no memory with this one."""
+        served = self.served()
+        assert isinstance(served, DraftModel)
+        model = served._plain().to(self.language_model.device, self.language_model.dtype)
+        model.load_state_dict(served.model.state_dict())
+        return model.eval()
+
+    def prepare(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """Some of the answers continued by the draft, if ``on_policy``. Raises UserError under ZeRO-3."""
+        if self.on_policy == 0:
+            return batch
+        assert self.target is not None
+        if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
+            raise UserError(
+                "on_policy samples on each rank by itself, but ZeRO-3 needs all ranks for every pass: "
+                "expected strategy=ddp, deepspeed_zero1 or deepspeed_zero2, or model.drafter.on_policy=0"
+            )
+        training = self.training
+        self.eval()
+        batch = continue_answers(batch, self.language_model, self.on_policy, self.target.eos_token_ids, generator)
+        self.train(training)
+        return batch
+
+    def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
+        """The mean divergence over all rows whose next token is to be learnt and of the same document."""
+        self.bind(target)
+        model = self.language_model
+        follows = batch.loss_mask[:, 1:] & (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])
+        follows = nn.functional.pad(follows & (batch.document_ids[:, 1:] >= 0), (0, 1))  # [B, T]
+        rows = follows.flatten().nonzero()[:, 0]
+        if len(rows) == 0:  # nothing to learn here, but other ranks wait for this one's gradients
+            trained = (p.sum() * 0.0 for p in self.parameters() if p.requires_grad)
+            return TrainingLoss(sum(trained, rows.new_zeros(())), {})
+        last = model.features(batch.input_ids, batch.position_ids).last.flatten(0, 1)  # [R, H]
+        step = Step(last[rows] * model.logit_scale, rows, 1.0)
+        labels = batch.input_ids.flatten().roll(-1)
+        teacher = Teacher(features.last.flatten(0, 1), target.logits, None, labels)
+        return lend([model.head], lambda weights: objective(weights, teacher, [step], self.divergence))
+
+    def start(self, first_token: int, max_length: int) -> DraftState:
+        """A text of one token, not yet read."""
+        return DraftState([first_token], self.language_model.new_cache(max_length))
+
+    def advance(self, state: DraftState, tokens: Tensor, features: Features) -> None:
+        """Note the tokens; they are read with the next draft."""
+        state.text += tokens.tolist()
+
+    @torch.inference_mode()
+    def draft(
+        self, state: DraftState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
+    ) -> DraftTree:
+        """A chain or tree, behind one pass over all that was emitted and is not yet read.
+
+        That pass includes the last token of a fully accepted round, which no draft has read before.
+        """
+        model, cache, emitted = self.language_model, state.cache, len(state.text)
+        if cache.length == emitted:  # this text was drafted from before
+            cache.crop(emitted - 1)
+        unread = torch.tensor([state.text[cache.length :]], device=model.device)
+        logits = model.logits(model.step(unread, cache).last[:, -1])  # [1, V]
+
+        def expand(level: Level) -> Tensor:
+            tokens, positions, visible = level.tokens[None], None, None
+            if level.seen is not None:
+                positions = torch.full_like(tokens, emitted + level.depth - 1)
+                text = level.seen.new_ones(len(level.tokens), emitted)
+                visible = torch.cat([text, level.seen], dim=1)[None]  # [1, m, S]
+            return model.logits(model.step(tokens, cache, (), positions, visible).last[0])  # [m, V]
+
+        tree = grow(logits, expand, shape, sampling, generator, Vocabulary(model.vocab_size))
+        cache.crop(emitted)
+        return tree
+
+    def _plain(self) -> PreTrainedModel:
+        """The transformers model of the configuration, with random weights."""
+        try:
+            config = AutoConfig.for_model(**self._arguments["model"])
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=self._arguments["attn_implementation"])
+        except Exception as error:  # transformers and huggingface_hub raise a dozen kinds
+            raise UserError(
+                f"transformers cannot build the draft ({_one_line(error)}): expected a configuration that it knows; "
+                "check model.drafter"
+            ) from error
+        return model
+
+
+def _lending(model: PreTrainedModel) -> DraftHead:
+    """The model's head, with the same weight, as one that lends it. Raises UserError if the loss cannot fuse it."""
+    head: Any = model.get_output_embeddings()
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None or cap is not None:
+        raise UserError(
+            f"the head of {type(model).__name__} is not a plain projection: expected one without bias and without "
+            "final_logit_softcapping, which the loss of a draft cannot fuse; choose another architecture"
+        )
+    lending = DraftHead(head.in_features, head.out_features, bias=False, device="meta")
+    lending.weight = head.weight
+    return lending
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _tied(draft: DraftModel) -> list[str]:
+    """Names of the head's weight; the first is the one that it is saved under."""
+    head = draft.language_model.head.weight
+    return [name for name, parameter in draft.named_parameters(remove_duplicate=False) if parameter is head]
+
+
+def _leave_out_ties(draft: DraftModel, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for name in _tied(draft)[1:]:
+        del state[prefix + name]
+
+
+def _restore_ties(draft: DraftModel, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    first, *others = _tied(draft)
+    if prefix + first in state:
+        state.update({prefix + name: state[prefix + first] for name in others})

@@ -1,0 +1,131 @@
+"""What an independent draft begins as: layers of the target, a small model of its architecture, or a sibling."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from specdraft.errors import UserError
+from specdraft.targets import LanguageModel, Target, loading
+
+STARTS = ("layers", "scratch", "checkpoint")
+
+
+class Start(NamedTuple):
+    """config: of the draft, ``model_type`` included, JSON-able. source: whose weights it takes, if anybody's; layers:
+    of the source's, those that become the draft's."""
+
+    config: dict[str, Any]
+    source: LanguageModel | None
+    layers: Sequence[int]
+
+
+def find_start(
+    target: Target,
+    start: str,
+    copy_layers: int | Sequence[int],
+    shape: Mapping[str, Any] | None,
+    checkpoint: str | None,
+    revision: str | None,
+) -> Start:
+    """The start of ``DraftModel.for_target``. Raises UserError for bad options and a sibling that does not fit."""
+    if start == "layers":
+        layers = _chosen_layers(copy_layers, target.num_layers)
+        return Start(_with_layers(_describe(target.config), layers), target, layers)
+    if start == "scratch":
+        shape = shape or {"num_hidden_layers": max(1, target.num_layers // 4)}
+        return Start(_reshaped(_describe(target.config), shape), None, ())
+    if start == "checkpoint":
+        sibling = _sibling(checkpoint, revision, target)
+        return Start(_describe(sibling.config), sibling, range(sibling.num_layers))
+    raise UserError(f"start is {start!r}: expected one of {', '.join(STARTS)}")
+
+
+def take_weights(draft: LanguageModel, source: LanguageModel, layers: Sequence[int]) -> None:
+    """Copy embedding, final norm, head, and of the source's layers those given.
+
+    Raises UserError for layers that differ from each other in what they hold.
+    """
+
+    def counterpart(name: str) -> str:
+        return re.sub(r"^layers\.(\d+)\.", lambda place: f"layers.{layers[int(place[1])]}.", name)
+
+    theirs = source.decoder.state_dict()
+    try:
+        draft.decoder.load_state_dict({name: theirs[counterpart(name)] for name in draft.decoder.state_dict()})
+    except (KeyError, RuntimeError) as error:
+        raise UserError(
+            f"layers {list(layers)} do not fit a model of their own ({' '.join(str(error).split())[:300]}): expected "
+            "layers that are built alike; choose others with model.drafter.copy_layers"
+        ) from error
+    draft.head.load_state_dict(source.head.state_dict())
+
+
+def _describe(config: PreTrainedConfig) -> dict[str, Any]:
+    """What a configuration says of the architecture; the soft-cap is left out (see ``DraftModel``)."""
+    volatile = {"_name_or_path", "architectures", "transformers_version", "dtype", "id2label", "label2id"}
+    kept = {key: value for key, value in config.to_dict().items() if key not in volatile}
+    if "final_logit_softcapping" in kept:
+        kept["final_logit_softcapping"] = None
+    return kept
+
+
+def _with_layers(config: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    """The configuration of these layers alone: lists with an entry for each layer are cut to theirs."""
+    count = config["num_hidden_layers"]
+    cut = {
+        key: [value[layer] for layer in layers]
+        for key, value in config.items()
+        if isinstance(value, list) and len(value) == count and not key.endswith("_token_id")
+    }
+    return config | cut | {"num_hidden_layers": len(layers)}
+
+
+def _chosen_layers(wanted: int | Sequence[int], count: int) -> list[int]:
+    if isinstance(wanted, int):
+        layers = [round(place * (count - 1) / max(1, wanted - 1)) for place in range(wanted)]
+    else:
+        layers = [int(layer) for layer in wanted]
+    if not layers or layers != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= count:
+        raise UserError(
+            f"copy_layers is {wanted}: expected 1 to {count}, the number of the target's layers to copy, or ascending, "
+            f"distinct layers from 0 to {count - 1}"
+        )
+    return layers
+
+
+def _reshaped(config: dict[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(shape) - set(config))
+    count = shape.get("num_hidden_layers", config["num_hidden_layers"])
+    if unknown or not isinstance(count, int) or count < 1:
+        raise UserError(
+            f"model.drafter.shape is {dict(shape)}: expected entries of the configuration of {config['model_type']}, "
+            + (f"which has no {unknown[0]}" if unknown else "with at least 1 layer")
+        )
+    # Kinds of layers take turns as in the target.
+    return _with_layers(config, [layer % config["num_hidden_layers"] for layer in range(count)]) | dict(shape)
+
+
+def _sibling(name: str | None, revision: str | None, target: Target) -> LanguageModel:
+    if name is None:
+        raise UserError(
+            "start=checkpoint needs a model to start from: expected model.drafter.checkpoint=PATH or a hub id"
+        )
+    if target.device.type == "meta":  # a plan, which loads nothing
+        config = AutoConfig.from_pretrained(loading.location(name), revision=revision)
+        return LanguageModel(AutoModelForCausalLM.from_config(config))
+    model, tokenizer = loading.load(name, revision, "float32", attention(target), False, what="draft")
+    if target.tokenizer is not None and tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        raise UserError(
+            f"the tokenizer of {name!r} has other tokens than the target's: expected the same vocabulary, id by id; "
+            "choose a sibling of the target's own family, or start=layers"
+        )
+    sibling = LanguageModel(model)
+    sibling.check_logits()
+    return sibling
+
+
+def attention(target: Target) -> str:
+    """The attention implementation of a draft: one that takes the masks of trees, and the target's if it does."""
+    return "eager" if target.config._attn_implementation == "eager" else "sdpa"

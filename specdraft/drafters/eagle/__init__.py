@@ -1,0 +1,6 @@
+"""The EAGLE family: one decoder layer that drafts from the target's hidden states and from its own output."""
+
+from specdraft.drafters.eagle.eagle1 import Eagle
+from specdraft.drafters.eagle.eagle3 import Eagle3
+
+__all__ = ["Eagle", "Eagle3"]

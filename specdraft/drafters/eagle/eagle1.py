@@ -1,0 +1,111 @@
+"""EAGLE-1 (2401.15077): the head continues the target's last hidden state; the target's own projection reads it.
+
+R = rows of the flat batch, n = rows of a step, H = hidden size, V = vocabulary.
+
+- The feature is the target's last hidden state after its final norm, the one that its LM head reads.
+- ``fc`` makes one vector of ``[embedding of the next token, feature]``, 2H -> H; a decoder layer without a norm before
+  its attention makes of it the next feature, without a norm behind.
+- The logits are the target's own of that feature: whole vocabulary, own scale and soft-cap, nothing of it trained.
+
+EAGLE-2 (2406.16858) is this head drafting in a ``DynamicTree``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+
+from specdraft.drafters.base import TrainingLoss
+from specdraft.drafters.eagle.head import EagleHead, Output, initialise, shape_of
+from specdraft.drafters.eagle.layer import Attend, PlainLayer
+from specdraft.drafters.growth import Vocabulary
+from specdraft.drafters.objective import objective
+from specdraft.errors import UserError
+from specdraft.losses.chunked import FrozenHead, Step, Teacher
+from specdraft.targets import Features, Target
+
+
+class Eagle(EagleHead):
+    """The EAGLE-1 head.
+
+    vLLM's method ``eagle`` (``EagleLlamaForCausalLM``) loads ``fc.weight`` as it is and ``midlayer.*`` as
+    ``layers.0.*``: ``self_attn.{q,k,v,o}_proj.weight``, ``mlp.{gate,up,down}_proj.weight`` and
+    ``post_attention_layernorm.weight``. It shares embedding and LM head with the target if the file has neither.
+    """
+
+    training_options = EagleHead.training_options | {"regression_weight", "distillation_weight"}
+
+    def __init__(
+        self, ttt_steps: int = 1, regression_weight: float = 1.0, distillation_weight: float = 0.1, **shared: Any
+    ) -> None:
+        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. The weights are those of the two
+        parts of the loss (section 3.2).
+
+        Raises UserError for weights that leave nothing to learn, and as ``EagleHead`` does.
+        """
+        super().__init__(ttt_steps=ttt_steps, **shared)
+        if min(regression_weight, distillation_weight) < 0 or regression_weight + distillation_weight == 0:
+            raise UserError(
+                f"regression_weight is {regression_weight} and distillation_weight {distillation_weight}: "
+                "expected none below 0 and one above"
+            )
+        self.regression_weight, self.distillation_weight = regression_weight, distillation_weight
+        self._arguments |= {"regression_weight": regression_weight, "distillation_weight": distillation_weight}
+        hidden_size = self.layer_config.hidden_size
+        self.fc = nn.Linear(2 * hidden_size, hidden_size, bias=False)
+        self.midlayer = PlainLayer(self.layer_config)
+        self.apply(initialise)
+
+    @classmethod
+    def for_target(
+        cls,
+        target: Target,
+        draft_vocabulary: Tensor | None = None,
+        intermediate_size: int | None = None,
+        **options: Any,
+    ) -> "Eagle":
+        """A head shaped like one layer of ``target``. Raises UserError for a draft vocabulary that is not the whole."""
+        if draft_vocabulary is not None and len(draft_vocabulary) != target.vocab_size:
+            raise UserError(
+                f"the draft vocabulary has {len(draft_vocabulary)} tokens: EAGLE-1 drafts with the target's own LM "
+                "head and expects the whole vocabulary; set model.draft_vocab_size=null"
+            )
+        head = cls(**shape_of(target, intermediate_size), **options)
+        head.bind(target)
+        return head
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's own."""
+        return Vocabulary(self.vocab_size)
+
+    def training_flops(self, row_length: int) -> tuple[float, float]:
+        """With the target's LM head, which passes gradients on and gets none."""
+        forward, backward = super().training_flops(row_length)
+        projection = self.ttt_steps * 2.0 * self.vocab_size * self.layer_config.hidden_size
+        return forward + projection, backward + projection
+
+    def _feature(self, features: Features) -> Tensor:
+        return features.last.flatten(0, 1).to(self.fc.weight.dtype)
+
+    def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
+        x = self.fc(torch.cat([embedded, feature], dim=-1))
+        output = self.midlayer(x, x, attend)
+        return Output(output, output)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.target.logits(hidden.to(self.target.dtype))
+
+    def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
+        """Smooth-L1 distance to the target's next features, and the divergence of the logits; metrics count both."""
+        head = FrozenHead(self._logits, self.vocab_size)
+        distilled = objective([head], teacher, steps, self.divergence)
+        loss, metrics = self.distillation_weight * distilled.loss, dict(distilled.metrics)
+        for index, step in enumerate(steps):
+            wanted = teacher.last[step.positions].to(step.hidden.dtype)
+            distances = smooth_l1_loss(step.hidden, wanted, reduction="none").mean(-1)  # [n]
+            loss = loss + self.regression_weight * step.weight * distances.mean()
+            metrics[f"step_{index}/regression_sum"] = distances.detach().sum()
+        return TrainingLoss(loss, metrics)

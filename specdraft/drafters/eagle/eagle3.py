@@ -1,0 +1,111 @@
+"""EAGLE-3 (2503.01840): three fused hidden states of the target, and a projection of its own.
+
+H = hidden size (the target's), Vd = draft vocabulary, V = target's.
+
+- Three auxiliary hidden states of the target, concatenated, go through ``fc`` to one feature g.
+- The layer's attention reads ``[norm(embedding of the next token), norm(g)]``, 2H wide; the residual stream is g.
+- The layer's output is the next feature; normed, it is what ``lm_head`` projects to the draft vocabulary.
+
+Parameter names are those that serving engines load.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from specdraft.drafters.base import TrainingLoss
+from specdraft.drafters.eagle.head import EagleHead, Output, initialise, shape_of
+from specdraft.drafters.eagle.layer import Attend, FusionLayer
+from specdraft.drafters.objective import DraftHead, lend, objective
+from specdraft.drafters.vocabulary import DraftVocabulary
+from specdraft.losses.chunked import Step, Teacher
+from specdraft.targets import Features, Target
+
+
+class Eagle3(DraftVocabulary, EagleHead):
+    """The EAGLE-3 head. ``fc_norm`` (a norm per auxiliary state) and ``norm_output`` (the head feeds back its normed
+    output) are EAGLE-3.1's options; an engine must be told of both."""
+
+    def __init__(
+        self,
+        draft_vocab_size: int,
+        layers: Sequence[int],
+        fc_norm: bool = False,
+        norm_output: bool = False,
+        **shared: Any,
+    ) -> None:
+        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. The draft vocabulary is
+        0..Vd-1 until ``set_draft_vocabulary``.
+
+        Raises UserError for a draft vocabulary larger than the vocabulary, and as ``EagleHead`` does.
+        """
+        super().__init__(**shared)
+        self.register_vocabulary(self.vocab_size, draft_vocab_size)
+        self.layers = tuple(layers)
+        self.norm_output = norm_output
+        self._arguments |= {
+            "draft_vocab_size": draft_vocab_size,
+            "layers": list(layers),
+            "fc_norm": fc_norm,
+            "norm_output": norm_output,
+        }
+        hidden_size, epsilon = self.layer_config.hidden_size, self.layer_config.rms_norm_eps
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(hidden_size, epsilon) for _ in self.layers) if fc_norm else None
+        self.fc = nn.Linear(len(self.layers) * hidden_size, hidden_size, bias=False)
+        self.midlayer = FusionLayer(self.layer_config)
+        self.norm = LlamaRMSNorm(hidden_size, epsilon)
+        self.lm_head = DraftHead(hidden_size, draft_vocab_size, bias=False)
+        self.apply(initialise)
+
+    @classmethod
+    def for_target(
+        cls,
+        target: Target,
+        draft_vocabulary: Tensor | None = None,
+        layers: Sequence[int] | None = None,
+        intermediate_size: int | None = None,
+        **options: Any,
+    ) -> "Eagle3":
+        """A head shaped like one layer of ``target``; its projection starts from the target's own rows.
+
+        draft_vocabulary: ascending target ids ``[Vd]``; None for the whole vocabulary.
+        """
+        head = cls(
+            draft_vocab_size=target.vocab_size if draft_vocabulary is None else len(draft_vocabulary),
+            layers=target.check_layers(target.default_layers() if layers is None else layers),
+            **shape_of(target, intermediate_size),
+            **options,
+        )
+        if draft_vocabulary is not None:
+            head.set_draft_vocabulary(draft_vocabulary)
+        rows = target.head.weight.detach()[head.draft_ids.to(target.device)]
+        head.lm_head.weight.data.copy_(rows * target.logit_scale)  # engines apply none to a head
+        head.bind(target)
+        return head
+
+    def training_flops(self, row_length: int) -> tuple[float, float]:
+        """The fusion runs in the first step alone, and its inputs need no gradient."""
+        forward, backward = super().training_flops(row_length)
+        fusion, later = 2.0 * self.fc.weight.numel(), self.ttt_steps - 1
+        return forward - later * fusion, backward - (2 * later + 1) * fusion
+
+    def _feature(self, features: Features) -> Tensor:
+        aux = features.aux.flatten(0, 1).to(self.fc.weight.dtype)  # [R, 3H]
+        if self.fc_norm is not None:
+            parts = aux.chunk(len(self.fc_norm), dim=-1)
+            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(aux)
+
+    def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
+        output = self.midlayer(embedded, feature, attend)
+        normed = self.norm(output)
+        return Output(normed, normed if self.norm_output else output)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+    def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
+        return lend([self.lm_head], lambda weights: objective(weights, teacher, steps, self.divergence))

@@ -1,0 +1,258 @@
+"""What every EAGLE head shares: the training-time test, the state of a request, and drafting.
+
+R = rows of the flat batch, N = rows of a pass, n = rows of it that ask, H = hidden size (the target's), Vd = draft
+vocabulary.
+
+- A row reads the embedding of a token and the feature of the position before it, and gives the hidden state that the
+  vocabulary projection reads and the feature that the next step reads.
+- Training-time test (EAGLE-3, 2503.01840, section 3.2; for EAGLE-1 HASS, 2408.15766): after the first step the head
+  reads its own feature in the place of the target's, so that it learns from its own errors.
+- One forward, ``_read``, serves training and decoding; only the keys it attends to differ (``attention.py``).
+- The embedding is the target's: borrowed, never copied.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape
+from specdraft.decoding.tree import DraftTree
+from specdraft.drafters.alignment import Alignment, align
+from specdraft.drafters.attention import CachedKeys, UnrolledKeys
+from specdraft.drafters.base import Drafter, TrainingLoss
+from specdraft.drafters.batch import Batch
+from specdraft.drafters.eagle.layer import Attend
+from specdraft.drafters.growth import Level, Vocabulary, grow
+from specdraft.errors import UserError
+from specdraft.losses.chunked import CHUNK_ELEMENTS, Step, Teacher
+from specdraft.losses.divergence import divergence as divergence_of
+from specdraft.targets import Features, Target
+
+
+class Output(NamedTuple):
+    """Of n rows: ``hidden [n, H]``, which the vocabulary projection reads, and ``feature [n, H]``, which the next step
+    reads."""
+
+    hidden: Tensor
+    feature: Tensor
+
+
+@dataclass
+class EagleState:
+    """A request: the keys of all emitted positions, and the output at the last one (n = 1)."""
+
+    keys: CachedKeys
+    output: Output | None = None
+
+
+class EagleHead(Drafter):
+    """A head of the family; a subclass says what the feature is, what the layer reads, and what is learnt."""
+
+    target: Target
+    training_options = frozenset({"ttt_steps", "step_decay", "divergence"})
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        vocab_size: int,
+        rms_norm_eps: float,
+        rope_parameters: Mapping[str, Any],
+        max_position_embeddings: int,
+        hidden_act: str = "silu",
+        ttt_steps: int = 5,
+        step_decay: float = 0.8,
+        divergence: str | Mapping[str, Any] = "forward_kl",
+    ) -> None:
+        """Keep what all heads have. Raises UserError for an unknown divergence, or no training-time-test step."""
+        super().__init__()
+        if ttt_steps < 1:
+            raise UserError(f"ttt_steps is {ttt_steps}: expected at least 1 step of the training-time test")
+        self.vocab_size, self.ttt_steps, self.step_decay = vocab_size, ttt_steps, step_decay
+        self.divergence = divergence_of(divergence)
+        layer = {
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_attention_heads": num_attention_heads,
+            "num_key_value_heads": num_key_value_heads,
+            "head_dim": head_dim,
+            "rms_norm_eps": rms_norm_eps,
+            "rope_parameters": dict(rope_parameters),
+            "max_position_embeddings": max_position_embeddings,
+            "hidden_act": hidden_act,
+        }
+        self._arguments: dict[str, Any] = layer | {
+            "vocab_size": vocab_size,
+            "ttt_steps": ttt_steps,
+            "step_decay": step_decay,
+            "divergence": divergence if isinstance(divergence, str) else dict(divergence),
+        }
+        self.layer_config = LlamaConfig(**layer)
+        self.rotary = LlamaRotaryEmbedding(self.layer_config)
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return dict(self._arguments)
+
+    # --- what differs -----------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> Vocabulary:
+        """The draft vocabulary."""
+
+    @abstractmethod
+    def _feature(self, features: Features) -> Tensor:
+        """The target's features ``[B, T, ...]`` as the head reads them, ``[B * T, H]``."""
+
+    @abstractmethod
+    def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
+        """The rows embedded, feature ``[N, H]`` -> the output of those that ask."""
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``[n, Vd]`` of ``hidden [n, H]``."""
+
+    @abstractmethod
+    def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
+        """What the steps' hidden states are worth."""
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
+        """Training-time test: per step the mean loss over its supervised rows, times decay^step."""
+        self.bind(target)
+        alignment = align(batch, self.ttt_steps)
+        if len(alignment.rows[0]) == 0:  # nothing to learn here, but other ranks wait for this one's gradients
+            zero = torch.zeros((), device=alignment.tokens.device)
+            return TrainingLoss(sum((p.sum() * 0.0 for p in self.parameters()), zero), {})
+        labels = alignment.tokens[1 : 1 + batch.input_ids.numel()]  # behind row r comes token r+1
+        teacher = Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels)
+        return self._loss(self._unroll(alignment, self._feature(features)), teacher)
+
+    def _unroll(self, alignment: Alignment, feature: Tensor) -> list[Step]:
+        rows = alignment.rows[0]
+        attention = UnrolledKeys(alignment.starts, rows)
+        cos, sin = self._angles(int(alignment.positions.max()) + self.ttt_steps)
+        reading: Tensor = torch.arange(len(feature), device=rows.device)  # step 0 leaves the keys of every row
+        asking: Tensor | slice = rows
+        steps: list[Step] = []
+        for step, rows in enumerate(alignment.rows):
+            if len(rows) == 0:
+                break
+            if step > 0:
+                kept = torch.searchsorted(alignment.rows[step - 1], rows)
+                attention.narrow(kept)
+                feature, reading, asking = feature[kept], rows, slice(None)
+            position = alignment.positions[reading] + step
+            attend = Attend(cos[position], sin[position], attention, asking)
+            hidden, feature = self._read(alignment.tokens[reading + 1 + step], feature, attend)
+            steps.append(Step(hidden, rows + 1 + step, self.step_decay**step))
+        return steps
+
+    def training_flops(self, row_length: int) -> tuple[float, float]:
+        """The matrices and the attention, once per step."""
+        forward, backward = super().training_flops(row_length)
+        config = self.layer_config
+        attention = 2.0 * config.num_attention_heads * config.head_dim * row_length
+        return self.ttt_steps * (forward + attention), self.ttt_steps * (backward + 2.0 * attention)
+
+    def activation_bytes(self, tokens: int, element: int) -> float:
+        """The layer's inputs at every step, the target's features, and a chunk of logits."""
+        config = self.layer_config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+        # residuals, norms and their fp32 copies, embedding and feature, q k v and rotated q k, attention out, gated MLP
+        per_row = self.ttt_steps * (14 * hidden + 2 * attention + 4 * inner) + len(self.layers) * hidden
+        return float(per_row * tokens * element + 16 * CHUNK_ELEMENTS)
+
+    # --- decoding ---------------------------------------------------------------------------------------------------
+
+    def start(self, first_token: int, max_length: int) -> EagleState:
+        """An empty state; the first token has no feature before it, so the head never sees it."""
+        return EagleState(CachedKeys(max_length))
+
+    def advance(self, state: EagleState, tokens: Tensor, features: Features) -> None:
+        """Append the true rows; their keys replace those of what was drafted there."""
+        state.output = self._append(state.keys, tokens, self._feature(features))
+
+    def draft(
+        self, state: EagleState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
+    ) -> DraftTree:
+        """A chain or tree; every node reads the feature that its parent's row gave."""
+        assert state.output is not None, "advance comes before draft"
+        emitted, output = state.keys.length, state.output
+
+        def expand(level: Level) -> Tensor:
+            nonlocal output
+            cos, sin = self._angles(emitted + level.depth)
+            here = slice(emitted + level.depth - 1, emitted + level.depth)  # all of a level stand at one position
+            attend = Attend(cos[here], sin[here], partial(state.keys, seen=level.seen), slice(None))
+            output = self._read(level.tokens, output.feature[level.parents], attend)
+            return self._logits(output.hidden)
+
+        tree = grow(self._logits(output.hidden), expand, shape, sampling, generator, self.vocabulary)
+        state.keys.length = emitted
+        return tree
+
+    def _append(self, keys: CachedKeys, tokens: Tensor, feature: Tensor) -> Output:
+        # Only the newest row is asked what follows; the others just leave their keys.
+        cos, sin = self._angles(keys.length + len(tokens))
+        here = slice(keys.length, keys.length + len(tokens))
+        return self._read(tokens, feature, Attend(cos[here], sin[here], keys, slice(len(tokens) - 1, None)))
+
+    # --- both -------------------------------------------------------------------------------------------------------
+
+    def _read(self, tokens: Tensor, feature: Tensor, attend: Attend) -> Output:
+        """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> the rows that ask."""
+        embedded = nn.functional.embedding(tokens, self.target.embedding_weight).to(feature.dtype)
+        return self._layer(embedded, feature, attend)
+
+    def _angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """Rotary cos and sin ``[>= length, d]`` in the weights' dtype, made once for many positions."""
+        weight = next(self.parameters())
+        table = self._table
+        kind = (weight.dtype, weight.device)
+        if table is None or len(table[0]) < length or (table[0].dtype, table[0].device) != kind:
+            size = max(length, min(2 * length, self._arguments["max_position_embeddings"]))
+            # Decoding runs in inference mode, whose tensors a later training step could not use.
+            with torch.inference_mode(False), torch.no_grad():
+                cos, sin = self.rotary(weight, torch.arange(size, device=weight.device)[None])
+            self._table = table = cos[0], sin[0]
+        return table
+
+
+def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:
+    """The arguments of a head shaped like one layer of ``target``; ``intermediate_size`` None is the target's own."""
+    config = target.config
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)  # targets with sliding windows keep one set per kind of layer
+    return {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": intermediate_size or config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "head_dim": getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads,
+        "vocab_size": target.vocab_size,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
+        "rope_parameters": {key: value for key, value in rope.items() if key != "partial_rotary_factor"},
+        "max_position_embeddings": target.max_length,
+    }
+
+
+def initialise(module: nn.Module) -> None:
+    """Weights of linear layers from N(0, 0.02), as the targets' own were."""
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)

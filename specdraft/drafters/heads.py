@@ -1,0 +1,188 @@
+"""Heads on the target's last hidden state: what Medusa and Hydra share.
+
+R = rows of the flat batch, n = rows of a head, m = nodes of a level, H = hidden size, Vd = draft vocabulary.
+
+- Row r's hidden state is the one after the final norm, from which the target itself predicts token r+1. Head i predicts
+  token r+2+i from it, so that k heads draft k levels from one target pass.
+- A head is a block of residual layers, zero-initialised and so the identity at first, and a projection that starts from
+  the target's own rows: an untrained head says what the target says at its row (2401.10774, section 2.1).
+- The logit scale of a target (Cohere, Granite) is part of those first rows, because serving engines apply none to a
+  head. A soft-cap cannot be part of a linear projection; it keeps the order of tokens, and training fits the rest.
+- One ``hidden`` serves training and decoding.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape
+from specdraft.decoding.tree import DraftTree
+from specdraft.drafters.alignment import align
+from specdraft.drafters.base import Drafter, TrainingLoss
+from specdraft.drafters.batch import Batch
+from specdraft.drafters.growth import Level, grow
+from specdraft.drafters.objective import DraftHead, lend, objective
+from specdraft.drafters.vocabulary import DraftVocabulary
+from specdraft.errors import UserError
+from specdraft.losses.chunked import Step, Teacher
+from specdraft.losses.divergence import divergence as find_divergence
+from specdraft.targets import Features, Target
+
+
+class ResidualBlock(nn.Module):
+    """Layers x + SiLU(Wx + b); the first may read more than the residual stream x."""
+
+    def __init__(self, hidden_size: int, num_layers: int, num_read: int = 1) -> None:
+        """The first layer reads ``num_read`` vectors of ``hidden_size``, of which the first is the stream."""
+        super().__init__()
+        self.hidden_size = hidden_size
+        widths = [num_read * hidden_size] + [hidden_size] * (num_layers - 1)
+        self.layers = nn.ModuleList(nn.Linear(width, hidden_size) for width in widths)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, read: Tensor) -> Tensor:
+        """``[n, num_read * H]`` -> ``[n, H]``."""
+        stream = read[..., : self.hidden_size]
+        for layer in self.layers:
+            read = stream = stream + nn.functional.silu(layer(read))
+        return stream
+
+
+@dataclass
+class HeadsState:
+    """A request: the newest row's hidden state ``[1, H]``, and the token ``[1, 1]`` that was emitted from it."""
+
+    last: Tensor | None = None
+    token: Tensor | None = None
+
+
+class Heads(DraftVocabulary, Drafter):
+    """``num_heads`` heads; a subclass says what each reads.
+
+    Parameters carry vLLM's names: ``blocks.{head}.layers.{layer}.{weight,bias}`` and ``lm_heads.{head}.weight``, with
+    d2t and t2d beside them where the vocabulary is pruned.
+    """
+
+    target: Target
+    training_options = frozenset({"head_decay", "divergence"})
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        draft_vocab_size: int,
+        num_heads: int = 5,
+        num_layers: int = 1,
+        head_decay: float = 0.8,
+        divergence: str | dict[str, Any] = "forward_kl",
+    ) -> None:
+        """Build with zero blocks and random projections; ``draft_vocab_size`` ids 0..Vd-1 until
+        ``set_draft_vocabulary``. Head i weighs ``head_decay**i`` in the loss.
+
+        Raises UserError for no head or layer, an unknown divergence, or a draft vocabulary larger than the vocabulary.
+        """
+        super().__init__()
+        for name, value in (("num_heads", num_heads), ("num_layers", num_layers)):
+            if value < 1:
+                raise UserError(f"{name} is {value}: expected at least 1")
+        self._arguments = {
+            "hidden_size": hidden_size,
+            "vocab_size": vocab_size,
+            "draft_vocab_size": draft_vocab_size,
+            "num_heads": num_heads,
+            "num_layers": num_layers,
+            "head_decay": head_decay,
+            "divergence": divergence,
+        }
+        self.num_heads, self.head_decay = num_heads, head_decay
+        self.divergence = find_divergence(divergence)
+        self.register_vocabulary(vocab_size, draft_vocab_size, persistent=draft_vocab_size < vocab_size)
+        self.blocks = nn.ModuleList(
+            ResidualBlock(hidden_size, num_layers, self.num_read(head)) for head in range(num_heads)
+        )
+        self.lm_heads = nn.ModuleList(DraftHead(hidden_size, draft_vocab_size, bias=False) for _ in range(num_heads))
+
+    @classmethod
+    def for_target(cls, target: Target, draft_vocabulary: Tensor | None = None, **options: Any) -> Self:
+        """Heads for ``target``; ``draft_vocabulary``: ascending target ids ``[Vd]``, None for the whole vocabulary."""
+        heads = cls(
+            hidden_size=target.hidden_size,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=target.vocab_size if draft_vocabulary is None else len(draft_vocabulary),
+            **options,
+        )
+        if draft_vocabulary is not None:
+            heads.set_draft_vocabulary(draft_vocabulary)
+        rows = target.head.weight.detach()[heads.draft_ids.to(target.device)] * target.logit_scale
+        for weight in heads.lm_heads.parameters():
+            weight.data.copy_(rows)
+        heads.bind(target)
+        return heads
+
+    @staticmethod
+    @abstractmethod
+    def num_read(head: int) -> int:
+        """How many vectors ``[H]`` the first layer of a head reads."""
+
+    @abstractmethod
+    def hidden(self, head: int, last: Tensor, path: Tensor) -> Tensor:
+        """What a head projects, ``[n, H]``, or ``[1, H]`` where it is one for all.
+
+        last: ``[n, H]``, or ``[1, H]`` for all. path: ``[n, head + 1]`` the tokens from the emitted one on.
+        """
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return dict(self._arguments)
+
+    def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
+        """Per head the mean divergence over its supervised rows, times ``head_decay**head``; step s of the metrics is
+        head s. The teacher of head i at row r is the target's distribution at row r+1+i."""
+        self.bind(target)
+        alignment = align(batch, self.num_heads)
+        last = features.last.flatten(0, 1)  # [R, H]
+        since = torch.arange(1, 1 + self.num_heads, device=last.device)
+        steps = []
+        for head, rows in enumerate(alignment.rows):  # one without rows stays: other ranks wait for its gradient
+            path = alignment.tokens[rows[:, None] + since[: head + 1]]  # [n, head + 1]
+            hidden = self.hidden(head, last[rows].to(self.dtype), path)
+            steps.append(Step(hidden, rows + 1 + head, self.head_decay**head, head))
+        labels = alignment.tokens[1 : 1 + len(last)]
+        teacher = Teacher(last, target.logits, self.vocabulary.ids, labels)
+        projections = cast("list[DraftHead]", list(self.lm_heads))
+        return lend(projections, lambda weights: objective(weights, teacher, steps, self.divergence))
+
+    def start(self, first_token: int, max_length: int) -> HeadsState:
+        """An empty state."""
+        return HeadsState()
+
+    def advance(self, state: HeadsState, tokens: Tensor, features: Features) -> None:
+        """Keep the newest row; the heads see no other."""
+        state.last, state.token = features.last[0, -1:].to(self.dtype), tokens[-1:, None]
+
+    def draft(
+        self, state: HeadsState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
+    ) -> DraftTree:
+        """A chain or tree of at most ``num_heads`` levels."""
+        assert state.last is not None and state.token is not None, "advance comes before draft"
+        last, path = state.last, state.token
+
+        def logits(head: int) -> Tensor:
+            return self.lm_heads[head](self.hidden(head, last, path)).expand(len(path), -1)
+
+        def expand(level: Level) -> Tensor:
+            nonlocal path
+            path = torch.cat([path[level.parents], level.tokens[:, None]], dim=1)  # [m, depth + 1]
+            return logits(level.depth)
+
+        return grow(logits(0), expand, shape.cut(self.num_heads), sampling, generator, self.vocabulary)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return next(self.parameters()).dtype

@@ -1,0 +1,65 @@
+"""What trained drafters minimise, and what they count on the way: one function for all of them.
+
+n = supervised rows of a step, H = hidden size, Vd = draft vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from specdraft.drafters.base import TrainingLoss
+from specdraft.losses.chunked import Head, Step, StepResult, Teacher, distillation_loss
+from specdraft.losses.divergence import Divergence
+
+T = TypeVar("T")
+
+
+class DraftHead(nn.Linear):
+    """A projection to the draft vocabulary that can lend its weight to a loss which fuses the projection.
+
+    Both go through ``forward`` because ZeRO-3 gathers a partitioned weight only while its module is called, and once
+    more when a gradient comes back to a tensor that the call returned.
+    """
+
+    def forward(self, given: Tensor | Callable[[Tensor], Any]) -> Any:
+        """Logits ``[..., Vd]`` of hidden states ``[..., H]``, or what a function makes of the weight ``[Vd, H]``."""
+        return super().forward(given) if isinstance(given, Tensor) else given(self.weight)
+
+
+def lend(heads: Sequence[DraftHead], use: Callable[[list[Tensor]], T]) -> T:
+    """What ``use`` makes of the heads' weights, all there at once: each head is called inside the one before."""
+
+    def borrow(weights: list[Tensor]) -> Any:
+        if len(weights) == len(heads):
+            return use(weights)
+        return heads[len(weights)](lambda weight: borrow([*weights, weight]))
+
+    return borrow([])
+
+
+def objective(
+    weights: Tensor | Sequence[Head], teacher: Teacher, steps: Sequence[Step], divergence: Divergence
+) -> TrainingLoss:
+    """The loss of a draft's steps, at least one, each looking one position further than the one before.
+
+    Metrics per step i: loss_sum, alpha_sum (expected acceptances of a sampled token), match_sum (the draft's best token
+    is the target's, at every step so far), each over ``row_total`` rows.
+    """
+    loss, results = distillation_loss(weights, teacher, steps, divergence)
+    return TrainingLoss(loss, _metrics(steps, results))
+
+
+def _metrics(steps: Sequence[Step], results: Sequence[StepResult]) -> dict[str, Tensor]:
+    metrics: dict[str, Tensor] = {}
+    matched = results[0].matched
+    for index, (step, result) in enumerate(zip(steps, results, strict=True)):
+        if index > 0:  # a row that was left out needs no prefix: rows only ever get fewer
+            kept = torch.searchsorted(steps[index - 1].positions + 1, step.positions)
+            matched = matched[kept] & result.matched
+        metrics[f"step_{index}/loss_sum"] = result.loss_sum
+        metrics[f"step_{index}/alpha_sum"] = result.alpha_sum
+        metrics[f"step_{index}/match_sum"] = matched.sum()
+        metrics[f"step_{index}/row_total"] = torch.tensor(len(matched), device=matched.device)
+    return metrics

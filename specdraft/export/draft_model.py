@@ -1,0 +1,53 @@
+"""An independent draft model is a plain transformers directory, which every engine loads.
+
+- Engines compare the vocabularies' sizes; vLLM stops drafting, without a word, behind the draft's own
+  ``max_position_embeddings``.
+- transformers 5 writes ``rope_parameters`` and ``dtype``; engines built on an earlier one read ``rope_theta`` (or take
+  10,000 without a word), ``rope_scaling`` and ``torch_dtype``. The file says both.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from safetensors.torch import load_file
+
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.errors import UserError
+from specdraft.export.layout import DTYPES, Layout, check_finite, rope_keys
+
+
+def layout(drafter: DraftModel, target: Mapping[str, Any], dtype: str) -> Layout:
+    """The files of a ``DraftModel``, adapters merged. ``target``: what the checkpoint says of it.
+
+    Raises UserError for a draft that cannot follow the target over its whole context or speaks another vocabulary.
+    """
+    model = drafter.export_model().to(DTYPES[dtype])
+    # transformers is the writer: it alone knows how an architecture's weights are named and tied on disk.
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder, max_shard_size="1TB")
+        config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        tensors = load_file(Path(folder) / "model.safetensors")
+    config["torch_dtype"] = dtype
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:  # else one set for each kind of layer, which the earlier keys cannot say
+        config |= rope_keys(rope)
+    _check_against(target, config)
+    check_finite(tensors, dtype)
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    facts = {"layers": str(config["num_hidden_layers"]), "parameters": f"{parameters:,}"}
+    return Layout("draft_model", config, tensors, dtype, facts=facts)
+
+
+def _check_against(target: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    for key, fits, expected in (
+        ("vocab_size", lambda draft, target: draft == target, "the target's own"),
+        ("max_position_embeddings", lambda draft, target: draft >= target, "at least the target's"),
+    ):
+        if target.get(key) is not None and not fits(config[key], target[key]):
+            raise UserError(
+                f"the draft model's {key} is {config[key]} and the target's {target[key]}: expected {expected}, "
+                "else engines refuse it or stop drafting; train from another start"
+            )

@@ -1,0 +1,223 @@
+"""A public EAGLE-3 head becomes one of our checkpoints, to be evaluated or exported: ``python -m
+specdraft.export.importing PATH --target NAME``.
+
+The plain layout (EAGLE's own, SGLang's, vLLM's) and that of speculators are read. What our head does not compute is
+refused by its name: an engine may compute it, and another head than the one that was published would be measured.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+from specdraft.drafters.checkpoint import about_target, save_drafter
+from specdraft.drafters.eagle import Eagle3
+from specdraft.errors import UserError, exit_on_user_error
+from specdraft.export.eagle3 import SIZES, layout_config, layout_tensors, validate
+from specdraft.files import read_json
+from specdraft.targets import Target
+
+# SGLang's earlier names, and speculators' name for the only layer.
+_RENAMED = {
+    "layers.0.": "midlayer.",
+    "aux_norm_low": "fc_norm.0",
+    "aux_norm_mid": "fc_norm.1",
+    "aux_norm_high": "fc_norm.2",
+}
+_REFUSED = {
+    "layers.1.": "more than one layer",
+    "q_norm": "norms of queries and keys (qk-norm)",
+    "k_norm": "norms of queries and keys (qk-norm)",
+    "input_norm": "a norm before the fusion (norm_before_fc)",
+    "mask_hidden": "parallel drafting",
+    ".bias": "biases",
+}
+
+
+def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] | None = None) -> Eagle3:
+    """The head in ``directory``, weights in fp32, bound to ``target``.
+
+    layers: the auxiliary layers k (hidden states after k layers), where the files do not say them, or not for sure.
+    Raises UserError for files that are missing, damaged, of another target, or of a head that ours does not represent.
+    """
+    directory = Path(directory)
+    published = read_json(directory / "config.json")
+    if not isinstance(published, dict):
+        raise UserError(f"{directory / 'config.json'} is no configuration: expected an EAGLE-3 head; restore it")
+    config = _flat(published)
+    tensors = _named(_read(directory))
+    norms = any(name.startswith("fc_norm.") for name in tensors)
+    _check_represented(config, tensors, norms)
+    _share_with(target, config, tensors)
+    head = Eagle3(
+        **_shape(config, target),
+        layers=target.check_layers(_layers(config, published, target) if layers is None else layers),
+        fc_norm=norms,
+        norm_output=bool(config.get("norm_output", False)),
+    )
+    _check_vocabulary(tensors, len(head.d2t), head.vocab_size)
+    # The exporter's own validation, on the file's tensors: what it accepts, our head and every engine read alike.
+    about = layout_config(head.config(), about_target(target), "float32")
+    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    validate(about, layout_tensors(floats, about), target.num_layers)
+    head.load_state_dict(head.state_dict() | floats)
+    head.bind(target)
+    return head.eval()
+
+
+def _read(directory: Path) -> dict[str, Tensor]:
+    files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
+    if not files:
+        raise UserError(f"{directory} holds no weights: expected *.safetensors or pytorch_model.bin; check the path")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            safe = file.suffix == ".safetensors"
+            tensors |= load_file(file) if safe else torch.load(file, "cpu", weights_only=True)
+        except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{file} is damaged ({reason}): expected a head; download it again") from error
+    return tensors
+
+
+def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The plain layout's names; tables that the rotary embedding computes anyway are left out."""
+    named = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        for theirs, ours in _RENAMED.items():
+            name = name.replace(theirs, ours)
+        if "rotary_emb" not in name:
+            named[name] = tensor
+    return named
+
+
+def _flat(published: Mapping[str, Any]) -> dict[str, Any]:
+    """One level of keys. speculators keeps the layer's apart, and norms before the residual unless told otherwise."""
+    if "speculators_model_type" not in published:
+        return dict(published) | dict(published.get("eagle_config") or {})  # where both speak, vLLM believes the latter
+    kind = published["speculators_model_type"]
+    if kind != "eagle3":
+        raise UserError(f"the files hold a speculator of the type {kind!r}: expected an EAGLE-3 head ('eagle3')")
+    layer = dict(published.get("transformer_layer_config") or {})
+    return {"norm_before_residual": True, **layer, **published, "num_hidden_layers": layer.get("num_hidden_layers", 1)}
+
+
+def _check_represented(config: Mapping[str, Any], tensors: Mapping[str, Tensor], norms: bool) -> None:
+    found = [what for part, what in _REFUSED.items() if any(part in name for name in tensors)]
+    if config.get("num_hidden_layers", 1) != 1:
+        found.append("more than one layer")
+    for key, expected in (
+        ("norm_before_residual", False),
+        ("norm_before_fc", False),
+        ("attention_bias", False),
+        ("use_aux_hidden_state", True),
+        ("fc_norm", norms),
+    ):
+        if bool(config.get(key, expected)) is not expected:
+            found.append(f"{key}={str(config[key]).lower()}")
+    for key, only in (("target_hidden_size", config.get("hidden_size")), ("hidden_act", "silu")):
+        if config.get(key) not in (None, only):
+            found.append(f"{key}={config[key]}")
+    if found:
+        raise UserError(
+            f"the head has {', '.join(dict.fromkeys(found))}, which specdraft's EAGLE-3 does not represent: expected "
+            "one layer, no biases, and no norms but those of EAGLE-3 and fc_norm; train a head of your own instead"
+        )
+
+
+def _share_with(target: Target, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Drop an embedding that is the target's, and fill in the projection that engines would share."""
+    for key, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if config.get(key) != wanted:
+            raise UserError(
+                f"the head's {key} is {config.get(key)} and the target's {wanted}: expected a head of this target; "
+                "name its own with --target"
+            )
+    own = tensors.pop("embed_tokens.weight", None)
+    if own is not None and not torch.equal(own, target.embedding_weight.to(own.device, own.dtype)):
+        raise UserError(
+            "the head has an embedding of its own, which differs from the target's: expected the target's, which "
+            "SGLang would use in any case; name the target it was trained for with --target"
+        )
+    draft_size = config.get("draft_vocab_size") or target.vocab_size
+    if draft_size == target.vocab_size:
+        tensors.setdefault("lm_head.weight", target.head.weight.detach().cpu())
+
+
+def _shape(config: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    # transformers knows the defaults of keys that were left out, and every way to write down a rotary embedding.
+    known = (*SIZES, "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters")
+    given = {key: config[key] for key in known if config.get(key) is not None}
+    layer = LlamaConfig(**given | {"max_position_embeddings": target.max_length})
+    return {
+        **{key: getattr(layer, key) for key in SIZES if key != "draft_vocab_size"},
+        "draft_vocab_size": config.get("draft_vocab_size") or target.vocab_size,
+        "rms_norm_eps": layer.rms_norm_eps,
+        "hidden_act": layer.hidden_act,
+        "rope_parameters": dict(layer.rope_parameters),
+    }
+
+
+def _layers(config: Mapping[str, Any], published: Mapping[str, Any], target: Target) -> Sequence[int]:
+    key = "eagle_aux_hidden_state_layer_ids"
+    if published.get(key):
+        return sorted(published[key])  # as engines do
+    if config.get(key):
+        ids = sorted(config[key])
+        raise UserError(
+            f"the head names its layers in eagle_config alone, as {ids}: SGLang reads them as the hidden states after "
+            f"{[k + 1 for k in ids]} layers, vLLM as after {ids}; say which it was trained for with --layers"
+        )
+    return target.default_layers()
+
+
+def _check_vocabulary(tensors: dict[str, Tensor], draft_size: int, vocab_size: int) -> None:
+    """d2t as int64 and t2d made from it; a whole vocabulary needs none."""
+    d2t = tensors.pop("d2t", None)
+    tensors.pop("t2d", None)
+    if d2t is None and draft_size != vocab_size:
+        raise UserError(
+            f"the head drafts {draft_size} of {vocab_size} tokens and lacks d2t, which says which: expected a complete "
+            "head; download it again"
+        )
+    offsets = torch.zeros(draft_size, dtype=torch.int64) if d2t is None else d2t.to(torch.int64)
+    ids = offsets + torch.arange(len(offsets))
+    tensors["d2t"] = offsets
+    tensors["t2d"] = torch.isin(torch.arange(vocab_size), ids)
+
+
+@exit_on_user_error
+def main() -> None:
+    """Read the command line, import, and say where the checkpoint is."""
+    parser = argparse.ArgumentParser(prog="python -m specdraft.export.importing", description=__doc__)
+    parser.add_argument("path", type=Path, help="a directory with config.json and weights of an EAGLE-3 head")
+    parser.add_argument("--target", required=True, help="hub id, directory or embedded://tiny")
+    parser.add_argument("--revision", help="the target's, where it is a hub id")
+    parser.add_argument("--dtype", default="auto", help="in which the target is loaded (auto: its own)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="let the target's repository run its code")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="K", help="hidden states after K layers")
+    parser.add_argument("--output", type=Path, default=Path("drafter"), help="the checkpoint's directory")
+    options = parser.parse_args()
+    if options.output.exists():
+        raise UserError(f"{options.output} exists: expected a new directory; choose one with --output")
+    target = Target.load(
+        options.target,
+        options.revision,
+        options.dtype,
+        device="cpu",
+        trust_remote_code=options.trust_remote_code,
+    )
+    head = import_eagle3(options.path, target, options.layers)
+    extra = {"target": about_target(target), "imported_from": str(options.path)}
+    print(f"checkpoint: {save_drafter(head, options.output, target.identity, extra)}")
+
+
+if __name__ == "__main__":
+    main()

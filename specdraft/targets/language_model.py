@@ -1,0 +1,179 @@
+"""What decoding and distillation need of a causal LM: hidden states of packed rows and of cached steps, and logits.
+
+B = batch, T = tokens, n = tokens of a step, H = hidden size, V = vocabulary, L = layers, a = auxiliary layers.
+
+A model is never re-implemented: hidden states come from hooks on its own layers, logits from its own final norm and
+head. ``check_logits`` compares them with the model's own, so that an architecture with a scale we do not know of is
+refused instead of teaching or drafting the wrong distribution.
+
+Layer k means "the hidden state after k decoder layers", transformers' ``hidden_states[k]`` and vLLM's convention.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specdraft.decoding.cache import RewindableCache
+from specdraft.errors import UserError
+from specdraft.targets.masks import attention_masks
+
+# Attention whose keys and values are kept per position, so that a rejected draft can be taken back.
+_REWINDABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class Features(NamedTuple):
+    """What a model knows of a batch. aux: ``[B, T, a*H]``, the auxiliary hidden states in ascending layer order.
+
+    last: ``[B, T, H]``, the last hidden state after the final norm, the input of the LM head.
+    """
+
+    aux: Tensor
+    last: Tensor
+
+
+def _decoder(model: Any) -> Any:
+    return model.get_decoder() if hasattr(model, "get_decoder") else None
+
+
+class LanguageModel:
+    """A view of a decoder-only causal LM, which stays the owner of its weights. Not an ``nn.Module``."""
+
+    def __init__(self, model: Any) -> None:
+        """Look at a transformers model. Raises UserError for an architecture that drafts cannot be taken back in."""
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.decoder = _decoder(model)
+        self.head = model.get_output_embeddings()
+        if (
+            model.config.is_encoder_decoder
+            or self.head is None
+            or not isinstance(getattr(self.decoder, "layers", None), nn.ModuleList)
+            or not hasattr(self.decoder, "norm")
+        ):
+            raise UserError(
+                f"the architecture {self.architecture} is not supported: "
+                "expected a decoder-only causal LM with a list of layers, a final norm and an LM head"
+            )
+        unsupported = set(getattr(self.config, "layer_types", None) or ()) - _REWINDABLE
+        if unsupported:
+            raise UserError(
+                f"the architecture {self.architecture} is not supported: its {', '.join(sorted(unsupported))} layers "
+                "keep a state that cannot take back rejected drafts; expected attention layers only"
+            )
+        self.norm = self.decoder.norm
+        self.hidden_size: int = self.config.hidden_size
+        self.vocab_size: int = self.head.weight.shape[0]
+        self.num_layers: int = len(self.decoder.layers)
+        self.max_length: int = self.config.max_position_embeddings
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's class."""
+        return type(self.model).__name__
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head lives, and the logits come from."""
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights and the hidden states."""
+        return self.head.weight.dtype
+
+    @property
+    def logit_scale(self) -> float:
+        """What the head's output is multiplied by: Cohere's logit_scale, or one over Granite's logits_scaling."""
+        scale = getattr(self.config, "logit_scale", None)
+        divisor = getattr(self.config, "logits_scaling", None)
+        return float(scale if scale is not None else 1.0) / float(divisor if divisor is not None else 1.0)
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """The bound c of Gemma 2's c * tanh(logits / c)."""
+        return getattr(self.config, "final_logit_softcapping", None)
+
+    def features(self, input_ids: Tensor, position_ids: Tensor, layers: Sequence[int] = ()) -> Features:
+        """Features of packed rows ``[B, T]``; attention stops where ``position_ids`` restart at 0.
+
+        They carry the gradients of whatever weights are trained.
+        """
+        # With a cache transformers would attend across documents without a word.
+        return self._run(layers, input_ids=input_ids, position_ids=position_ids, use_cache=False)
+
+    @torch.inference_mode()
+    def step(
+        self,
+        input_ids: Tensor,
+        cache: RewindableCache,
+        layers: Sequence[int] = (),
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
+    ) -> Features:
+        """Features of the next tokens ``[B, n]``, whose keys and values are appended to the cache.
+
+        Without more they follow the cached tokens one after the other. For draft trees and rows of different lengths,
+        ``positions [B, n]`` tells where each token stands and ``visible [B, n, S]`` (bool) which of the S = longest
+        row + n cached keys it may attend to; sliding windows are applied on top. Raises UserError where the attention
+        implementation takes no masks.
+        """
+        if visible is None:
+            return self._run(layers, input_ids=input_ids, past_key_values=cache, use_cache=True)
+        assert positions is not None
+        masks = attention_masks(self.config, visible, positions, cache.lengths, self.dtype)
+        return self._run(
+            layers,
+            input_ids=input_ids,
+            position_ids=positions,
+            attention_mask=masks,
+            past_key_values=cache,
+            use_cache=True,
+        )
+
+    def logits(self, last: Tensor) -> Tensor:
+        """Logits ``[..., V]`` of hidden states after the final norm ``[..., H]``: own head, scale and soft-cap."""
+        logits = self.head(last)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        if self.logit_softcap is not None:
+            logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
+        return logits
+
+    def new_cache(self, capacity: int) -> RewindableCache:
+        """An empty cache with room for ``capacity`` tokens."""
+        return RewindableCache(self.num_layers, capacity)
+
+    @torch.inference_mode()
+    def check_logits(self) -> None:
+        """Raises UserError unless ``logits`` of ``features`` are the model's own logits."""
+        ids = torch.arange(1, 9, device=self.device)[None] % self.vocab_size
+        expected = self.model(input_ids=ids, use_cache=False).logits.float()
+        ours = self.logits(self._run((), input_ids=ids, use_cache=False).last).float()
+        tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) else 2e-2
+        difference = (ours - expected).abs().max().item()
+        if not difference < tolerance * max(1.0, expected.abs().max().item()):
+            raise UserError(
+                f"the architecture {self.architecture} is not supported: logits from its hidden states differ from its "
+                f"own by {difference:.2g}; expected equality, so it transforms them in a way that specdraft does not "
+                "know"
+            )
+
+    def _run(self, layers: Sequence[int], **inputs: Any) -> Features:
+        captured: dict[int, Tensor] = {}
+        handles = []
+        # Hooks live for one call: engines that wrap the model remove or bypass longer-lived ones.
+        for k in layers:
+
+            def capture(_module: nn.Module, _inputs: Any, output: Any, k: int = k) -> None:
+                captured[k] = output if isinstance(output, Tensor) else output[0]
+
+            handles.append(self.decoder.layers[k - 1].register_forward_hook(capture))
+        try:
+            last = self.decoder(**inputs).last_hidden_state
+        finally:
+            for handle in handles:
+                handle.remove()
+        aux = torch.cat([captured[k] for k in layers], dim=-1) if layers else last[..., :0]  # [B, T, a*H]
+        return Features(aux, last)

@@ -1,0 +1,226 @@
+"""Lossy rules: their formulas by hand, what they leave exact, and that they do trade the distribution for acceptance.
+
+The distribution of the first emitted token is compared with the target's: the total variation that is measured must be
+the one that the formulas give, and lie far outside what sampling noise alone would show.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdraft.decoding import rules
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import StaticTree
+from specdraft.decoding.tree import ROOT, DraftTree
+from specdraft.errors import UserError
+from tests.chance import REJECTED, goodness_of_fit
+from tests.decoding.markov import Markov, V
+
+DRAWS = 2000
+CHAIN = StaticTree.chain(2)
+TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0)))
+SHAPES = [CHAIN, TREE]
+
+
+def ears_chain(process: Markov, tolerance: float) -> Tensor:
+    """The first token's distribution of EARS on a sampled chain, token by token in Python."""
+    p, q = process.p[0].tolist(), process.q[0].tolist()
+    widened = tolerance * (1 - max(p))
+    emitted = [q[x] * min(1.0, p[x] / q[x] + widened) if q[x] else 0.0 for x in range(V)]
+    left = [max(p[x] - q[x], 0.0) for x in range(V)]
+    rejected = 1 - sum(emitted)
+    return torch.tensor([emitted[x] + rejected * left[x] / sum(left) for x in range(V)], dtype=torch.float64)
+
+
+def typical_chain(process: Markov, rule: rules.Typical) -> Tensor:
+    """The same of typical acceptance: p where the draft is rejected."""
+    p, q = process.p[0].tolist(), process.q[0].tolist()
+    entropy = -sum(x * math.log(x) for x in p if x)
+    threshold = min(rule.epsilon, rule.delta * math.exp(-entropy))
+    emitted = [q[x] if p[x] > threshold else 0.0 for x in range(V)]
+    rejected = 1 - sum(emitted)
+    return torch.tensor([emitted[x] + rejected * p[x] for x in range(V)], dtype=torch.float64)
+
+
+def total_variation(a: Tensor, b: Tensor) -> float:
+    return 0.5 * float((a.double() - b.double()).abs().sum())
+
+
+def frequencies(texts: Tensor) -> Tensor:
+    return torch.bincount(texts[:, 0], minlength=V) / len(texts)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("sampled", [True, False])
+def test_without_tolerance_ears_is_rejection_sampling_draw_for_draw(shape, sampled):
+    process = Markov("far", Sampling(1.2, top_p=0.95))
+    draft = process.grown(StaticTree(shape.paths, sampled))
+    strict = process.emit(rules.rejection_sampling, draft, 300)
+    ours = process.emit(rules.Ears(0.0), draft, 300)
+    assert torch.equal(strict[0], ours[0])
+    assert torch.equal(strict[1], ours[1])
+
+
+def acceptance_rate(rule, tree, p, node=0, steps=1500) -> float:
+    """The acceptance probability of ``node``, by counting."""
+    g = torch.Generator().manual_seed(0)
+    return sum(node in rule(tree, p, g).path for _ in range(steps)) / steps
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 0.5, 3.0])
+@pytest.mark.parametrize(
+    ("p", "q", "token"),
+    [
+        ([0.5, 0.3, 0.2, 0, 0, 0], [0.1, 0.8, 0.1, 0, 0, 0], 1),  # 3/8 + tolerance / 2
+        ([0.9, 0.1, 0.0, 0, 0, 0], [0.1, 0.8, 0.1, 0, 0, 0], 2),  # 0 + tolerance / 10
+        ([0.2] * 5 + [0.0], [0.0, 0.4, 0.3, 0.3, 0, 0], 1),  # 1/2 + 4/5 tolerance
+        ([1.0, 0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0, 0], 1),  # a sure target forgives nothing
+    ],
+)
+def test_ears_widens_acceptance_where_the_target_is_unsure(tolerance, p, q, token):
+    # u - tolerance * (1 - max p) <= p / q.
+    expected = min(1.0, p[token] / q[token] + tolerance * (1 - max(p)))
+    rows = torch.tensor([p, [1 / V] * V])
+    drawn = DraftTree.chain(torch.tensor([token]), torch.tensor([q]))
+    assert acceptance_rate(rules.Ears(tolerance), drawn, rows) == pytest.approx(expected, abs=0.04)
+    chosen = DraftTree.chain(torch.tensor([token]))
+    expected = min(1.0, p[token] + tolerance * (1 - max(p)))
+    assert acceptance_rate(rules.Ears(tolerance), chosen, rows) == pytest.approx(expected, abs=0.04)
+
+
+def test_ears_widens_acceptance_of_siblings_too():
+    # The first sibling has no chance; then the residual is p, and the second is accepted with p + tolerance * 0.5.
+    p = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0, 0], [1 / V] * V, [1 / V] * V])
+    tree = DraftTree(torch.tensor([3, 2]), torch.tensor([ROOT, ROOT]))
+    accepted = acceptance_rate(rules.Ears(0.2), tree, p, node=1)
+    assert accepted == pytest.approx((1 - 0.1) * (0.2 + 0.1), abs=0.04)
+
+
+@pytest.mark.parametrize("kind", ["near", "far", "missing"])
+@pytest.mark.parametrize("rule", [rules.Ears(0.4), rules.Typical()], ids=str)
+def test_lossy_rules_emit_what_their_formulas_say(kind, rule):
+    process = Markov(kind, Sampling(1.2))
+    expected = ears_chain(process, 0.4) if isinstance(rule, rules.Ears) else typical_chain(process, rule)
+    texts, _ = process.emit(rule, process.grown(CHAIN), DRAWS)
+    assert expected.sum() == pytest.approx(1)
+    assert goodness_of_fit(texts[:, 0], expected) > REJECTED
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rule", [rules.Ears(0.4), rules.Typical()], ids=str)
+def test_lossy_rules_accept_more_and_change_the_distribution(rule, shape):
+    process = Markov("far", Sampling(1.2))
+    exact = process.exact.sum((1, 2))
+    draft = process.grown(shape)
+    strict, strictly = process.emit(rules.rejection_sampling, draft, DRAWS)
+    loose, loosely = process.emit(rule, draft, DRAWS)
+    noise = math.sqrt(V / DRAWS)  # about three times what V frequencies show by chance
+    assert total_variation(frequencies(strict), exact) < noise < total_variation(frequencies(loose), exact)
+    assert goodness_of_fit(strict[:, 0], exact) > REJECTED
+    assert goodness_of_fit(loose[:, 0], exact) < REJECTED / 1000
+    assert loosely.double().mean() > strictly.double().mean() + 0.1
+
+
+def row_of(*head: float) -> list[float]:
+    return [*head, *[0.0] * (V - len(head))]
+
+
+@pytest.mark.parametrize(
+    ("p", "accepted"),
+    [
+        # exp(-H) = 1: what counts is epsilon.
+        (row_of(1.0), {0}),
+        # Uniform over 4: exp(-H) = 1/4, threshold min(0.09, 0.075), all four above it.
+        (row_of(0.25, 0.25, 0.25, 0.25), {0, 1, 2, 3}),
+        # H = 0.325, exp(-H) = 0.72, 0.3 * 0.72 = 0.22: epsilon.
+        (row_of(0.9, 0.1), {0, 1}),
+        (row_of(0.92, 0.08), {0}),
+        # H = 1.609, exp(-H) = 0.2, 0.3 * 0.2 = 0.06: below epsilon.
+        (row_of(0.24, 0.24, 0.24, 0.22, 0.055, 0.005), {0, 1, 2, 3}),
+        (row_of(0.22, 0.22, 0.22, 0.20, 0.07, 0.07), {0, 1, 2, 3, 4, 5}),
+    ],
+)
+def test_typical_acceptance_by_hand(p, accepted):
+    rows = torch.tensor([p, row_of(0, 0, 0, 0, 0, 1.0)])
+    g = torch.Generator().manual_seed(0)
+    for token in range(V):
+        path, follows = rules.Typical()(DraftTree.chain(torch.tensor([token])), rows, g)
+        assert path == ((0,) if token in accepted else ())
+        assert follows == V - 1 if path else p[follows] > 0
+
+
+def test_a_token_at_the_threshold_is_not_typical():
+    p = torch.tensor([row_of(0.5, 0.5), row_of(1.0)])
+    tree = DraftTree.chain(torch.tensor([0]))
+    g = torch.Generator().manual_seed(0)
+    assert rules.Typical(epsilon=0.5, delta=1.0)(tree, p, g).path == ()
+    assert rules.Typical(epsilon=0.49, delta=1.0)(tree, p, g).path == (0,)
+
+
+def test_the_longest_typical_path_wins_and_the_first_of_equals():
+    #      root
+    #   0     1     2      2 is not typical
+    #   3   4   5   6
+    tree = DraftTree(torch.tensor([0, 1, 5, 5, 0, 1, 0]), torch.tensor([-1, -1, -1, 0, 1, 1, 2]))
+    p = torch.tensor([row_of(0.5, 0.5)] * 8)
+    p[5] = torch.tensor(row_of(0.0, 0.0, 1.0))  # behind node 4
+    p[6] = torch.tensor(row_of(0.0, 0.0, 0.0, 1.0))  # behind node 5
+    g = torch.Generator().manual_seed(0)
+    assert rules.Typical()(tree, p, g) == ((1, 4), 2)
+    tree = DraftTree(torch.tensor([0, 1, 5, 5, 5, 1, 0]), tree.parents)
+    assert rules.Typical()(tree, p, g) == ((1, 5), 3)
+    tree = DraftTree(torch.tensor([5, 1, 5, 5, 5, 5, 0]), tree.parents)
+    assert rules.Typical()(tree, p, g).path == (1,)
+    tree = DraftTree(torch.tensor([5, 5, 5, 0, 1, 1, 0]), tree.parents)  # typical, but nothing leads there
+    assert rules.Typical()(tree, p, g).path == ()
+
+
+@pytest.mark.parametrize("rule", [rules.Ears(0.3), rules.Typical()], ids=str)
+def test_lossy_rules_without_a_draft_are_plain_sampling(rule):
+    g = torch.Generator().manual_seed(0)
+    p = torch.tensor([[0.1, 0.2, 0.4, 0.0, 0.3, 0.0]])
+    verdicts = [rule(DraftTree.empty(), p, g) for _ in range(1000)]
+    assert {verdict.path for verdict in verdicts} == {()}
+    assert goodness_of_fit(torch.tensor([verdict.next_token for verdict in verdicts]), p[0]) > REJECTED
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, float("nan")])
+def test_a_tolerance_below_zero_is_refused(tolerance):
+    with pytest.raises(UserError, match=f"tolerance is {tolerance}: expected 0 .* or a positive number"):
+        rules.Ears(tolerance)
+
+
+@pytest.mark.parametrize("thresholds", [{"epsilon": -0.1}, {"epsilon": 1.1}, {"delta": -0.1}, {"delta": 2.0}])
+def test_thresholds_outside_probabilities_are_refused(thresholds):
+    with pytest.raises(UserError, match=r"typical acceptance has .*: expected both within 0 to 1"):
+        rules.Typical(**thresholds)
+
+
+@pytest.mark.parametrize("kind", ["near", "far", "missing"])
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("rule", [rules.Ears(0.4), rules.Typical()], ids=str)
+def test_the_divergence_that_is_printed_is_that_of_what_is_emitted(kind, sampled, rule):
+    process = Markov(kind, Sampling(1.2))
+    p = process.p[0].expand(2, V)
+    if sampled:
+        tree = DraftTree.chain(torch.tensor([0]), process.q[:1])
+        expected = ears_chain(process, 0.4) if isinstance(rule, rules.Ears) else typical_chain(process, rule)
+    else:  # the first token's distribution given the candidate, by counting
+        tree, g = DraftTree.chain(process.q[0].argmax()[None]), torch.Generator().manual_seed(0)
+        verdicts = [rule(tree, p, g) for _ in range(DRAWS)]
+        first = [int(tree.tokens[0]) if verdict.path else verdict.next_token for verdict in verdicts]
+        expected = torch.bincount(torch.tensor(first), minlength=V) / DRAWS
+    noise = 1e-5 if sampled else 0.03
+    assert rule.divergence(tree, p) == pytest.approx(total_variation(expected, process.p[0]), abs=noise)
+
+
+def test_divergence_is_known_for_chains_only():
+    p = torch.full((3, V), 1 / V)
+    assert rules.Typical().divergence(DraftTree.empty(), p[:1]) == 0
+    with pytest.raises(ValueError, match="chains only"):
+        rules.Typical().divergence(DraftTree(torch.tensor([1, 2]), torch.tensor([ROOT, ROOT])), p)
+    assert (
+        "lossy" in rules.describe(rules.Typical()) and rules.describe(rules.rejection_sampling) == "rejection sampling"
+    )

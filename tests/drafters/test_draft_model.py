@@ -1,0 +1,638 @@
+"""Independent drafts: training and decoding are the same function, starts hold what they promise, adapters merge."""
+
+import copy
+import re
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters import growth, on_policy
+from specdraft.drafters.batch import Batch
+from specdraft.drafters.checkpoint import load_drafter, save_drafter
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.objective import objective
+from specdraft.errors import UserError
+from specdraft.targets import Target
+from specdraft.training.blueprint import WeightlessTarget
+from specdraft.training.module import DrafterModule
+from specdraft.training.schedule import OptimizerSettings
+from tests.fakes import random_prompts, tiny_llama, transformers_greedy
+from tests.families import FAMILIES, V
+
+torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+# Norms and rotary angles are computed in fp32 even in an fp64 model.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def noisy(draft: DraftModel, seed: int = 0) -> DraftModel:
+    """In fp64, and unlike the target everywhere."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in draft.double().parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=g, dtype=torch.float64))
+    return draft
+
+
+def draft_for(target: Target, **options) -> DraftModel:
+    return noisy(DraftModel.for_target(target, **options))
+
+
+def whole(tokens: list[int]) -> Batch:
+    """One document, all of it to be learnt."""
+    ids = torch.tensor([tokens])
+    return Batch(ids, torch.arange(len(tokens))[None], torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+
+
+def features_of(target: Target, batch: Batch):
+    return target.features(batch.input_ids, batch.position_ids)
+
+
+def training_logits(draft, batch, target, monkeypatch) -> torch.Tensor:
+    """The logits ``[n, V]`` that the loss compares with the target's."""
+    seen = []
+
+    def spy(weights, teacher, steps, divergence):
+        seen.append((steps[0].hidden @ weights[0].T).detach())
+        return objective(weights, teacher, steps, divergence)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specdraft.drafters.draft_model.objective", spy)
+        draft.training_loss(batch, features_of(target, batch), target)
+    return seen[0]
+
+
+def recorded(monkeypatch) -> list[tuple[growth.Level | None, torch.Tensor]]:
+    """What drafting reads: (level, logits behind it), with None for the emitted text."""
+    seen = []
+
+    def spy(logits, expand, *rest):
+        def noted(level):
+            out = expand(level)
+            seen.append((level, out))
+            return out
+
+        seen.append((None, logits))
+        return growth.grow(logits, noted, *rest)
+
+    monkeypatch.setattr("specdraft.drafters.draft_model.grow", spy)
+    return seen
+
+
+def begun(draft, tokens, max_length=64):
+    state = draft.start(tokens[0], max_length)
+    draft.advance(state, torch.tensor(tokens[1:]), None)
+    return state
+
+
+PROMPT = random_prompts(1, [9], V, seed=4)[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma3", "gemma2", "granite", "cohere"])
+def test_training_logits_equal_decoding_logits(name, monkeypatch):
+    """In rounds that accept nothing, some, or all of a draft, whose last token no draft has read."""
+    target = Target.from_model(FAMILIES[name].build())
+    draft = draft_for(target, copy_layers=[1, 2])
+    seen = recorded(monkeypatch)
+    text, decoded = list(PROMPT), []
+    state = begun(draft, text, max_length=4)  # the cache grows
+    for accepted in (4, 0, 2, 4, 4, 1):
+        seen.clear()
+        tree = draft.draft(state, StaticTree.chain(4), Sampling(), None)
+        decoded += [(len(text) - 1 + depth, logits[0]) for depth, (_, logits) in enumerate(seen[: accepted + 1])]
+        emitted = [*tree.tokens[:accepted].tolist(), len(text) % V]
+        draft.advance(state, torch.tensor(emitted), None)
+        text += emitted
+    trained = training_logits(draft, whole(text), target, monkeypatch)
+    assert len(trained) == len(text) - 1 and len(decoded) == 4 + 1 + 3 + 4 + 4 + 2
+    for row, logits in decoded:
+        torch.testing.assert_close(logits, trained[row], **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gemma2"])
+@pytest.mark.parametrize("shape", [StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0))), DynamicTree(4, 3, 12)])
+def test_a_node_of_a_tree_is_read_like_its_path(name, shape, monkeypatch):
+    target = Target.from_model(FAMILIES[name].build())
+    draft = draft_for(target, copy_layers=2)
+    seen = recorded(monkeypatch)
+    draft.draft(begun(draft, PROMPT), shape, Sampling(), None)
+    above, checked = [[]], 0
+    for level, logits in seen[1:]:
+        above = [[*above[parent], token] for parent, token in zip(level.parents, level.tokens.tolist(), strict=True)]
+        for path, row in zip(above, logits, strict=True):
+            trained = training_logits(draft, whole([*PROMPT, *path, 0]), target, monkeypatch)
+            torch.testing.assert_close(row, trained[-1], **CLOSE)
+            checked += 1
+    assert checked >= 3
+
+
+def test_drafting_leaves_the_state_as_it_was(target):
+    draft = draft_for(target)
+    state = begun(draft, PROMPT)
+    first = draft.draft(state, DynamicTree(3, 3, 8), Sampling(), None)
+    assert state.text == PROMPT and state.cache.length == len(PROMPT)
+    again = draft.draft(state, DynamicTree(3, 3, 8), Sampling(), None)
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.parents, again.parents)
+
+
+def test_a_sampled_draft_tells_the_distribution_that_it_came_from(target, monkeypatch):
+    draft = draft_for(target)
+    seen = recorded(monkeypatch)
+    sampling = Sampling(temperature=1.5, top_k=5)
+    tree = draft.draft(begun(draft, PROMPT), StaticTree.chain(3), sampling, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(tree.q, sampling.probabilities(torch.cat([logits for _, logits in seen])))
+    assert (tree.q[torch.arange(3), tree.tokens] > 0).all()
+
+
+# --- the loss --------------------------------------------------------------------------------------------------------
+
+
+def test_packing_changes_nothing(target, packed):
+    draft = draft_for(target)
+    together = draft.training_loss(packed, features_of(target, packed), target)
+    sums = {}
+    for row, here in ((0, slice(0, 9)), (0, slice(9, 23)), (1, slice(0, 20))):
+        alone = Batch(*(getattr(packed, name)[row : row + 1, here] for name in Batch.__dataclass_fields__))
+        for name, value in draft.training_loss(alone, features_of(target, alone), target).metrics.items():
+            sums[name] = sums.get(name, 0) + value
+    assert together.metrics.keys() == sums.keys() and sums["step_0/row_total"] == 6 + 9 + 6 + 7
+    for name, value in sums.items():
+        torch.testing.assert_close(together.metrics[name], value, **CLOSE)
+    torch.testing.assert_close(together.loss, sums["step_0/loss_sum"] / sums["step_0/row_total"], **CLOSE)
+
+
+def test_the_loss_is_the_divergence_from_the_target_at_the_same_row(target, packed):
+    draft = draft_for(target)
+    result = draft.training_loss(packed, features_of(target, packed), target)
+    expected, matched = [], 0
+    for row in range(2):
+        for t in range(22):
+            document = packed.document_ids[row, t]
+            if not packed.loss_mask[row, t + 1] or packed.document_ids[row, t + 1] != document:
+                continue
+            ids = packed.input_ids[row, : t + 1][packed.document_ids[row, : t + 1] == document][None]
+            log_p, log_q = (model(ids).logits[0, -1].log_softmax(-1) for model in (target.model, draft.model))
+            expected.append((log_p.exp() * (log_p - log_q)).sum())
+            matched += int(log_p.argmax() == log_q.argmax())
+    torch.testing.assert_close(result.loss, torch.stack(expected).mean(), **CLOSE)
+    assert result.metrics["step_0/match_sum"] == matched
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_training_moves_every_weight_and_nothing_of_the_target(tied, packed):
+    target = Target.from_model(tiny_llama(97, tie_word_embeddings=tied).double())
+    draft = draft_for(target)
+    before = copy.deepcopy(target.model.state_dict())
+    draft.training_loss(packed, features_of(target, packed), target).loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in draft.parameters())
+    assert len(list(draft.parameters())) == len(list(target.model.parameters()))
+    assert all(torch.equal(before[name], tensor) for name, tensor in target.model.state_dict().items())
+    assert not any(p.requires_grad or p.grad is not None for p in target.model.parameters())
+
+
+def test_a_batch_without_answers_still_reaches_every_weight(target, packed):
+    draft = draft_for(target)
+    packed.loss_mask.zero_()
+    result = draft.training_loss(packed, features_of(target, packed), target)
+    result.loss.backward()
+    assert result.loss == 0 and all((p.grad == 0).all() for p in draft.parameters())
+
+
+@pytest.mark.parametrize(
+    "divergence",
+    ["reverse_kl", "jsd", "total_variation", {"name": "lk_hybrid", "eta": 10.0}, "cross_entropy"],
+    ids=str,
+)
+def test_divergences(target, packed, divergence):
+    draft = draft_for(target, divergence=divergence)
+    result = draft.training_loss(packed, features_of(target, packed), target)
+    metrics = result.metrics
+    rows = metrics["step_0/row_total"]
+    if divergence == "cross_entropy":
+        logits = draft.model(packed.input_ids[1:, :20]).logits[0]
+        learnt = packed.loss_mask[1, 1:20]
+        alone = Batch(*(getattr(packed, name)[1:, :20] for name in Batch.__dataclass_fields__))
+        loss = draft.training_loss(alone, features_of(target, alone), target).loss
+        expected = torch.nn.functional.cross_entropy(logits[:-1][learnt], alone.input_ids[0, 1:][learnt])
+        torch.testing.assert_close(loss, expected, **CLOSE)
+    if divergence == "total_variation":
+        torch.testing.assert_close(result.loss, 1 - metrics["step_0/alpha_sum"] / rows, **CLOSE)
+    result.loss.backward()
+    assert all(p.grad.abs().sum() > 0 for p in draft.parameters())
+
+
+# --- starts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma3", "qwen3-moe"])
+def test_a_copy_of_all_layers_is_the_target(name):
+    family = FAMILIES[name]
+    target = Target.from_model(family.build(**({"final_logit_softcapping": None} if name == "gemma3" else {})))
+    draft = DraftModel.for_target(target, copy_layers=4)
+    if name == "qwen3-moe":
+        draft.model.set_experts_implementation("eager")  # the grouped one knows no fp64
+    draft.double()
+    batch = whole(random_prompts(1, [20], V)[0])
+    result = draft.training_loss(batch, features_of(target, batch), target)
+    torch.testing.assert_close(result.loss, torch.zeros((), dtype=torch.float64), rtol=0, atol=1e-6)
+    assert result.metrics["step_0/match_sum"] == 19
+    assert result.metrics["step_0/alpha_sum"] == pytest.approx(19, abs=1e-4)
+    generation = Decoder(target, draft, 4).generate(PROMPT, 21)
+    assert generation.accepted == [4] * 4
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3"])
+def test_layers_are_copied_with_what_belongs_to_them(name):
+    target = Target.from_model(FAMILIES[name].build())
+    draft = DraftModel.for_target(target, copy_layers=[1, 2])
+    theirs = target.decoder.state_dict()
+    for key, tensor in draft.language_model.decoder.state_dict().items():
+        source = re.sub(r"^layers\.(\d)", lambda place: f"layers.{int(place[1]) + 1}", key)
+        assert torch.equal(tensor, theirs[source].float())
+    assert torch.equal(draft.language_model.head.weight, target.head.weight.float())
+    config = draft.language_model.config
+    assert config.model_type == FAMILIES[name].model_type and config.num_hidden_layers == 2
+    assert config.rope_parameters == target.config.rope_parameters
+    assert getattr(config, "sliding_window", None) == getattr(target.config, "sliding_window", None)
+    if name == "gemma3":
+        assert config.layer_types == ["full_attention", "sliding_attention"]
+        assert config.final_logit_softcapping is None
+
+
+@pytest.mark.parametrize(("wanted", "layers"), [(1, [0]), (2, [0, 5]), (3, [0, 2, 5]), (6, [*range(6)]), ([3], [3])])
+def test_which_layers_are_copied(target, wanted, layers):
+    draft = DraftModel.for_target(target, copy_layers=wanted).double()
+    norms = [layer.mlp.up_proj.weight for layer in draft.language_model.decoder.layers]
+    assert len(norms) == len(layers)
+    assert all(torch.equal(a, target.decoder.layers[k].mlp.up_proj.weight) for a, k in zip(norms, layers, strict=True))
+
+
+def test_from_scratch(target):
+    draft = DraftModel.for_target(target, start="scratch", shape={"hidden_size": 16, "num_hidden_layers": 3})
+    model = draft.language_model
+    assert (model.hidden_size, model.num_layers, model.vocab_size) == (16, 3, 97)
+    assert model.config.model_type == "llama" and model.max_length == target.max_length
+    assert DraftModel.for_target(target, start="scratch").language_model.num_layers == 1
+    gemma = Target.from_model(FAMILIES["gemma3"].build())
+    types = DraftModel.for_target(gemma, start="scratch", shape={"num_hidden_layers": 5}).language_model.config
+    assert types.layer_types == ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
+
+
+def test_a_plan_needs_no_weights(sibling):
+    with torch.device("meta"):
+        blueprint = WeightlessTarget(tiny_llama().config, "shape")
+    directory = sibling()
+    with torch.device("meta"):
+        for start in ("layers", "scratch", "checkpoint"):
+            draft = DraftModel.for_target(blueprint, start=start, checkpoint=directory)
+            assert all(parameter.is_meta for parameter in draft.parameters())
+
+
+def tokenizer_of(size: int, first: str = "t") -> transformers.PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel({f"{first}{i}": i for i in range(size)}, unk_token=f"{first}0"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token=f"{first}0")
+
+
+@pytest.fixture
+def sibling(tmp_path):
+    """Saves a random sibling of 64 tokens and returns its directory."""
+
+    def save(tokenizer=None, **options) -> str:
+        directory = str(tmp_path / "sibling")
+        tiny_llama(seed=5, **{"num_hidden_layers": 3, "hidden_size": 16} | options).save_pretrained(directory)
+        (tokenizer or tokenizer_of(64)).save_pretrained(directory)
+        return directory
+
+    return save
+
+
+@pytest.fixture
+def small() -> Target:
+    return Target.from_model(tiny_llama().double(), tokenizer_of(64))
+
+
+LORA = {"r": 3, "alpha": 6, "target_modules": ["q_proj", "down_proj"]}
+
+
+def start_from(directory, target, **options) -> DraftModel:
+    return DraftModel.for_target(target, start="checkpoint", checkpoint=directory, **options)
+
+
+def logits_of(draft) -> torch.Tensor:
+    batch = whole(random_prompts(1, [12])[0])
+    model = draft.language_model
+    return model.logits(model.features(batch.input_ids, batch.position_ids).last).detach()
+
+
+def test_a_sibling_keeps_its_weights(sibling, small):
+    directory = sibling()
+    draft = start_from(directory, small)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    expected = theirs(torch.tensor(random_prompts(1, [12]))).logits
+    torch.testing.assert_close(logits_of(draft), expected, rtol=1e-5, atol=1e-5)
+    assert all(parameter.requires_grad for parameter in draft.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 72}, r"a vocabulary of 72 tokens: expected the target's, 64"),
+        ({"tokenizer": tokenizer_of(64, "u")}, "other tokens than the target's: expected the same vocabulary"),
+    ],
+)
+def test_a_sibling_of_another_vocabulary_is_refused(sibling, small, options, message):
+    with pytest.raises(UserError, match=message):
+        start_from(sibling(**options), small)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [(None, "expected model.drafter.checkpoint=PATH"), ("/nowhere", "cannot load the draft '/now")]
+)
+def test_a_missing_sibling_is_refused(small, name, message):
+    with pytest.raises(UserError, match=message):
+        start_from(name, small)
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapted(sibling, small) -> DraftModel:
+    """A sibling with trained adapters, in fp64."""
+    draft = start_from(sibling(), small, lora=LORA).double()
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=g, dtype=torch.float64))
+    return draft
+
+
+def test_only_adapters_train(sibling, small):
+    draft = start_from(sibling(), small, lora=LORA).double()
+    plain = start_from(sibling(), small).double()
+    torch.testing.assert_close(logits_of(draft), logits_of(plain))  # as adapters begin
+    names = {name for name, parameter in draft.named_parameters() if parameter.requires_grad}
+    assert len(names) == 3 * 2 * 2 and all(".lora_" in name for name in names)
+    batch = whole(random_prompts(1, [12])[0])
+    before = {name: parameter.detach().clone() for name, parameter in draft.named_parameters()}
+    optimizer = OptimizerSettings(learning_rate=0.1).build(draft)
+    for _ in range(2):  # an adapter's first matrix moves once its second is no longer zero
+        draft.training_loss(batch, features_of(small, batch), small).loss.backward()
+        optimizer.step()
+    for name, parameter in draft.named_parameters():
+        assert torch.equal(before[name], parameter) == (name not in names)
+    batch.loss_mask.zero_()
+    optimizer.zero_grad()
+    draft.training_loss(batch, features_of(small, batch), small).loss.backward()
+    assert all((parameter.grad == 0).all() for parameter in draft.parameters() if parameter.requires_grad)
+
+
+def test_adapters_merge_to_the_same_logits(adapted, sibling, small):
+    served = adapted.served()
+    torch.testing.assert_close(logits_of(served), logits_of(adapted), rtol=1e-9, atol=1e-9)
+    assert (logits_of(adapted) - logits_of(start_from(sibling(), small).double())).abs().max() > 0.1
+    assert served.config()["lora"] is None and not any("lora" in name for name in served.state_dict())
+    assert served.served() is served and adapted.config()["lora"] == LORA, "the trained module keeps its adapters"
+
+
+def test_a_module_with_adapters_resumes_from_its_state(adapted):
+    again = DraftModel(**adapted.config()).double()
+    again.load_state_dict(adapted.state_dict())
+    assert torch.equal(logits_of(again), logits_of(adapted))
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert {name for name, parameter in again.named_parameters() if parameter.requires_grad} == trained
+
+
+def test_what_is_saved_needs_no_sibling(adapted, small, tmp_path):
+    save_drafter(adapted.served(), tmp_path / "drafter", small.identity)
+    loaded, _ = load_drafter(tmp_path / "drafter")
+    torch.testing.assert_close(logits_of(loaded).double(), logits_of(adapted), rtol=1e-4, atol=1e-4)
+
+
+def test_the_exported_model_is_plain(adapted, tmp_path):
+    exported = adapted.export_model()
+    assert type(exported) is transformers.LlamaForCausalLM and type(exported.lm_head) is torch.nn.Linear
+    exported.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    ids = torch.tensor(random_prompts(1, [12]))
+    torch.testing.assert_close(loaded(ids).logits[0], logits_of(adapted)[0], rtol=1e-9, atol=1e-9)
+    ours = {parameter.data_ptr() for parameter in adapted.parameters()}
+    assert ours.isdisjoint(parameter.data_ptr() for parameter in exported.parameters())
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"rank": 3}, "peft refuses model.drafter.lora"),
+        ({"target_modules": ["no_such"]}, "peft refuses model.drafter.lora"),
+        ({"target_modules": ["lm_head"]}, "adapts the LM head"),
+    ],
+    ids=str,
+)
+def test_bad_adapters_are_refused(sibling, small, lora, message):
+    with pytest.raises(UserError, match=message):
+        start_from(sibling(), small, lora=lora)
+
+
+# --- checkpoints and refusals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_save_and_load(tied, tmp_path):
+    target = Target.from_model(tiny_llama(tie_word_embeddings=tied))
+    draft = DraftModel.for_target(target, copy_layers=1)
+    assert ("model.lm_head.weight" in draft.state_dict()) == (not tied)
+    save_drafter(draft, tmp_path / "drafter", target.identity)
+    loaded, _ = load_drafter(tmp_path / "drafter")
+    assert torch.equal(logits_of(loaded), logits_of(draft))
+    assert loaded.config() == draft.config()
+    # DeepSpeed knows parameters by their names alone.
+    assert set(draft.state_dict()) == {name for name, _ in draft.named_parameters()}
+    assert len(list(loaded.parameters())) == len(list(draft.parameters()))
+
+
+def test_a_state_within_another_module_comes_back(target):
+    """As Lightning's checkpoints hold it."""
+    first, second = (torch.nn.ModuleDict({"drafter": draft_for(Target.from_model(tiny_llama()))}) for _ in range(2))
+    noisy(second["drafter"], seed=1)
+    assert "drafter.model.lm_head.weight" not in first.state_dict()
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(logits_of(first["drafter"]), logits_of(second["drafter"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": "nothing"}, "start is 'nothing': expected one of layers, scratch, checkpoint"),
+        ({"lora": LORA}, "lora adapts a trained checkpoint"),
+        ({"copy_layers": 7}, "copy_layers is 7: expected 1 to 6"),
+        ({"copy_layers": 0}, "copy_layers is 0"),
+        ({"copy_layers": [2, 1]}, r"copy_layers is \[2, 1\]"),
+        ({"copy_layers": [6]}, r"copy_layers is \[6\]"),
+        ({"start": "scratch", "shape": {"width": 3}}, "which has no width"),
+        ({"start": "scratch", "shape": {"num_hidden_layers": 0}}, "at least 1 layer"),
+        ({"start": "scratch", "shape": {"num_attention_heads": "x"}}, "transformers cannot build the draft"),
+        ({"start": "scratch", "shape": {"vocab_size": 50}}, "a vocabulary of 50 tokens: expected the target's, 97"),
+        ({"draft_vocabulary": torch.arange(50)}, "expected model.draft_vocab_size=null"),
+        ({"on_policy": 1.5}, "on_policy is 1.5"),
+        ({"on_policy": 0.5, "divergence": "cross_entropy"}, "on_policy .*cross_entropy"),
+        ({"divergence": "no_such"}, "no_such"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(target, options, message):
+    with pytest.raises(UserError, match=message):
+        DraftModel.for_target(target, **options)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FAMILIES["gemma3"].build().config.to_dict(),  # a soft-cap
+        {"model_type": "phi", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4},  # a bias
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_a_head_that_the_loss_cannot_fuse_is_refused(config):
+    with pytest.raises(UserError, match="is not a plain projection"):
+        DraftModel(config)
+
+
+# --- through the decoder ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("shape", [4, DynamicTree(3, 3, 9), StaticTree(((0,), (1,), (0, 0), (1, 0)))], ids=str)
+def test_greedy_decoding_is_lossless(shape, batch_size):
+    target = Target.from_model(tiny_llama())
+    draft = DraftModel.for_target(target, copy_layers=[1])
+    prompts = random_prompts(4, (5, 11, 8))
+    results = Decoder(target, draft, shape).generate_batch(prompts, 20, batch_size)
+    assert [result.tokens for result in results] == transformers_greedy(target.model, prompts, 20)
+    accepted = [count for result in results for count in result.accepted]
+    assert 0 < sum(accepted) < len(accepted) * 3, "drafts are sometimes right and sometimes wrong"
+
+
+# --- on-policy -------------------------------------------------------------------------------------------------------
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def changed(before: Batch, after: Batch) -> torch.Tensor:
+    return before.input_ids != after.input_ids
+
+
+def test_answers_are_chosen_within_their_documents(packed):
+    assert on_policy.choose(packed, 0.0, generator()) == []
+    answers = {(0, 0): [(3, 9)], (0, 9): [(14, 23)], (1, 0): [(4, 10), (13, 20)]}
+    starts = {key: set() for key in answers}
+    for seed in range(200):
+        spans = on_policy.choose(packed, 1.0, generator(seed))
+        assert {(span.row, span.begin) for span in spans} == answers.keys()
+        for row, begin, start, end in spans:
+            assert any(first <= start < last == end for first, last in answers[row, begin])
+            starts[row, begin].add(start)
+    for key, spans in answers.items():  # any supervised token may be the first
+        assert starts[key] == {t for first, last in spans for t in range(first, last)}
+    half = sum(len(on_policy.choose(packed, 0.5, generator(seed))) for seed in range(200))
+    assert 240 < half < 360
+
+
+def test_nothing_comes_before_a_documents_first_token():
+    assert all(on_policy.choose(whole([1, 2]), 1.0, generator(s)) == [on_policy.Span(0, 0, 1, 2)] for s in range(20))
+    assert on_policy.choose(whole([1]), 1.0, generator()) == []
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+def test_continuations_are_the_drafts_own(name, monkeypatch):
+    """With the most likely token in place of a sampled one, the text must be what the draft says of it."""
+    target = Target.from_model(FAMILIES[name].build())
+    draft = draft_for(target, copy_layers=2)
+    g = generator(1)
+    documents = torch.tensor([[0] * 9 + [1] * 14, [0] * 20 + [-1] * 3])
+    positions = torch.tensor([[*range(9), *range(14)], [*range(20), *range(3)]])
+    mask = (positions >= 3) & (documents >= 0)
+    batch = Batch(torch.randint(0, V, (2, 23), generator=g), positions, documents, mask)
+    monkeypatch.setattr(on_policy, "sample", lambda p, _: p.argmax(-1))
+    spans = on_policy.choose(batch, 1.0, generator(3))
+    after = on_policy.continue_answers(batch, draft.language_model, 1.0, frozenset(), generator(3))
+    replaced = torch.zeros_like(mask)
+    for row, _, start, end in spans:
+        replaced[row, start:end] = True
+    assert len(spans) == 3 and not changed(batch, after)[~replaced].any() and changed(batch, after)[replaced].any()
+    for name in ("position_ids", "document_ids", "loss_mask"):
+        assert torch.equal(getattr(batch, name), getattr(after, name))
+    model = draft.language_model
+    said = model.logits(model.features(after.input_ids, after.position_ids).last).argmax(-1)
+    assert torch.equal(said[:, :-1][replaced[:, 1:]], after.input_ids[:, 1:][replaced[:, 1:]])
+
+
+def test_continuations_are_sampled_at_temperature_one(small):
+    model = DraftModel.for_target(small).double().language_model
+    one = whole([7, 3, 9])
+    batch = Batch(*(getattr(one, name).expand(4000, -1) for name in Batch.__dataclass_fields__))
+    after = on_policy.continue_answers(batch, model, 1.0, frozenset(), generator())
+    second = changed(batch, after)[:, 1].nonzero()[:, 0]  # rows whose second token was sampled, and came out another
+    p = model.logits(model.features(torch.tensor([[7]]), torch.tensor([[0]])).last)[0, -1].softmax(-1).detach()
+    p[3] = 0.0
+    counted = torch.bincount(after.input_ids[second, 1], minlength=64) / len(second)
+    assert len(second) > 1000
+    torch.testing.assert_close(counted.double(), p / p.sum(), rtol=0, atol=0.04)
+
+
+def test_nothing_is_learnt_behind_a_sampled_end_of_text(target, packed):
+    model = draft_for(target).language_model
+    spans = on_policy.choose(packed, 1.0, generator())
+    after = on_policy.continue_answers(packed, model, 1.0, frozenset(range(97)), generator())
+    expected = packed.loss_mask.clone()
+    for row, _, start, end in spans:
+        expected[row, start + 1 : end] = False
+    assert torch.equal(after.loss_mask, expected)
+    assert changed(packed, after).sum() <= len(spans), "old tokens stay behind the end"
+
+
+def test_only_training_batches_are_prepared(target, packed):
+    draft = draft_for(target, on_policy=1.0)
+    module = DrafterModule(draft.train(), target, OptimizerSettings())
+    seen = []
+    inner = draft.training_loss
+
+    def spy(batch, *rest):
+        seen.append(batch)
+        return inner(batch, *rest)
+
+    object.__setattr__(draft, "training_loss", spy)
+    module.training_step(packed, 0)
+    module.training_step(packed, 0)
+    module.training_step(packed, 1)
+    module.validation_step(packed, 0)
+    first, again, other, validation = (batch.input_ids for batch in seen)
+    assert torch.equal(first, again) and not torch.equal(first, packed.input_ids) and not torch.equal(first, other)
+    assert torch.equal(validation, packed.input_ids) and draft.training
+    assert draft_for(target).prepare(packed, generator()) is packed
+
+
+def test_sampling_under_autocast_spoils_no_gradient(packed):
+    """Autocast keeps the weights that it has cast, without gradients where sampling did it."""
+    target = Target.from_model(tiny_llama(97))
+    draft = DraftModel.for_target(target, on_policy=1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        batch = draft.prepare(packed, generator())
+        loss = draft.training_loss(batch, features_of(target, batch), target).loss
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in draft.parameters())
+
+
+def test_zero3_cannot_sample(target, packed):
+    draft = draft_for(target, on_policy=1.0)
+    next(draft.parameters()).ds_id = 0  # DeepSpeed's mark of a partitioned weight
+    with pytest.raises(UserError, match="ZeRO-3 needs all ranks"):
+        draft.prepare(packed, generator())

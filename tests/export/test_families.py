@@ -1,0 +1,269 @@
+"""Every family for every engine: exact names, shapes, dtypes and keys, and the traps that engines are silent about."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from specdraft.drafters.hydra import Hydra
+from specdraft.errors import UserError
+from specdraft.export import export
+from specdraft.export.sglang import SGLang
+from specdraft.export.tensorrt_llm import TensorRTLLM
+from specdraft.export.transformers import Transformers
+from specdraft.export.vllm import VLLM
+
+WEIGHTS = {"medusa": "medusa_lm_head.safetensors"}
+SERVED = {
+    VLLM: {"eagle3", "eagle", "medusa", "draft_model"},
+    SGLang: {"eagle3", "eagle", "draft_model"},
+    TensorRTLLM: {"eagle3", "medusa", "draft_model"},
+    Transformers: {"draft_model"},
+}
+FAMILIES = sorted(SERVED[VLLM])
+LLAMA_LAYER = {
+    "self_attn.q_proj.weight": (32, 32),
+    "self_attn.k_proj.weight": (16, 32),
+    "self_attn.v_proj.weight": (16, 32),
+    "self_attn.o_proj.weight": (32, 32),
+    "mlp.gate_proj.weight": (48, 32),
+    "mlp.up_proj.weight": (48, 32),
+    "mlp.down_proj.weight": (32, 48),
+    "post_attention_layernorm.weight": (32,),
+}
+
+
+@pytest.fixture
+def exported(make_drafter, save):
+    """exported(engine, family, about, **options) -> (drafter, config, tensors, card)."""
+
+    def run(engine, family, about=None, **options):
+        drafter = make_drafter(family, **options)
+        directory = export(save(drafter, about), engine)
+        weights = WEIGHTS.get(family, "model.safetensors")
+        assert {file.name for file in directory.iterdir()} == {"README.md", "config.json", weights}
+        config = json.loads((directory / "config.json").read_text())
+        return drafter, config, load_file(directory / weights), (directory / "README.md").read_text()
+
+    return run
+
+
+def shapes(tensors):
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("engine", SERVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_served_is_written_and_the_rest_refused_by_name(exported, engine, family):
+    if family in SERVED[engine]:
+        assert f"## Serving with {engine.name}" in exported(engine(), family)[3]
+    else:
+        with pytest.raises(
+            UserError, match=rf"^{engine.name} serves no (EAGLE head|EAGLE-3 head|Medusa heads): expected"
+        ):
+            exported(engine(), family)
+
+
+@pytest.mark.parametrize("engine", SERVED)
+def test_hydra_is_served_by_no_engine(target, save, engine):
+    with pytest.raises(UserError, match="a Hydra, which no serving engine loads"):
+        export(save(Hydra.for_target(target)), engine())
+
+
+# --- Medusa -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [VLLM, TensorRTLLM])
+def test_medusa_files(exported, engine):
+    heads, config, tensors, _ = exported(engine(), "medusa", num_heads=3, num_layers=2)
+    assert config == {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": 32,
+        "vocab_size": 97,
+        "medusa_num_heads": 3,
+        "num_medusa_heads": 3,
+        "medusa_num_layers": 2,
+        "medusa_fc_bias": True,  # without it vLLM drops the biases and says nothing
+        "torch_dtype": "float32",
+    }
+    expected = {}
+    for head in range(3):
+        for block in range(2):
+            expected |= {f"{head}.{block}.linear.weight": (32, 32), f"{head}.{block}.linear.bias": (32,)}
+        expected[f"{head}.2.weight"] = (97, 32)
+    assert shapes(tensors) == expected
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    last = torch.randn(5, 32)
+    for head in range(3):
+        hidden = last
+        for block in range(2):
+            linear = torch.nn.functional.linear(
+                hidden, *(tensors[f"{head}.{block}.linear.{x}"] for x in ("weight", "bias"))
+            )
+            hidden = hidden + torch.nn.functional.silu(linear)
+        theirs = hidden @ tensors[f"{head}.2.weight"].T
+        assert torch.allclose(theirs, heads.lm_heads[head](heads.blocks[head](last)), atol=1e-5)
+
+
+def test_no_key_makes_vllm_count_other_heads(exported):
+    """Its Medusa configuration takes every key with "num" and "heads" or "layers" for the one it looks for."""
+    _, config, _, _ = exported(VLLM(), "medusa", num_heads=3, num_layers=2)
+    assert {value for key, value in config.items() if "num" in key and "heads" in key} == {3}
+    assert {value for key, value in config.items() if "num" in key and "layers" in key} == {2}
+
+
+def test_medusa_with_a_pruned_vocabulary_is_refused(exported):
+    with pytest.raises(UserError, match=r"draft vocabulary of 32 of 97 tokens.*model\.draft_vocab_size=null"):
+        exported(VLLM(), "medusa", draft_vocabulary=torch.arange(1, 97, 3))
+
+
+def test_medusa_drafts_no_further_than_its_heads(exported):
+    assert '"num_speculative_tokens": 3' in exported(VLLM(), "medusa", num_heads=3)[3]
+    card = exported(TensorRTLLM(), "medusa", num_heads=3)[3]
+    assert "max_draft_len=3" in card and "medusa_choices=[[0], [0, 0], [0, 0, 0]]" in card
+
+
+# --- EAGLE-1 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [VLLM, SGLang])
+def test_eagle_files(exported, engine):
+    head, config, tensors, _ = exported(engine(), "eagle")
+    sglang = engine is SGLang
+    assert config == {
+        "architectures": ["LlamaForCausalLMEagle" if sglang else "LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 97,
+        "max_position_embeddings": 128,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    layer = {f"layers.0.{name}": shape for name, shape in LLAMA_LAYER.items()}
+    # Left out, SGLang's bias stays as random as it was made; given, vLLM refuses the file.
+    assert shapes(tensors) == {"fc.weight": (32, 64), **({"fc.bias": (32,)} if sglang else {}), **layer}
+    assert not sglang or not tensors["fc.bias"].any()
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensors[name.replace("midlayer.", "layers.0.")], tensor)
+
+
+# --- draft models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", SERVED)
+def test_a_draft_model_is_a_plain_transformers_directory(exported, engine, tmp_path):
+    draft, config, tensors, _ = exported(engine(), "draft_model")
+    assert config["architectures"] == ["LlamaForCausalLM"] and config["num_hidden_layers"] == 2
+    assert config["vocab_size"] == 97 and config["max_position_embeddings"] == 128
+    layer = LLAMA_LAYER | {"input_layernorm.weight": (32,)}
+    assert shapes(tensors) == {
+        "model.embed_tokens.weight": (97, 32),
+        **{f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()},
+        "model.norm.weight": (32,),
+        "lm_head.weight": (97, 32),
+    }
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / f"export-{engine.name}")
+    ids = torch.arange(20)[None]
+    assert torch.equal(model(ids).logits, draft.export_model()(ids).logits)
+
+
+def test_a_draft_model_in_the_words_of_earlier_releases(exported):
+    """Engines built on transformers 4 know no ``rope_parameters`` and would rotate by 10,000."""
+    _, config, tensors, _ = exported(VLLM(dtype="bfloat16"), "draft_model")
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 5000.0
+    assert config["torch_dtype"] == config["dtype"] == "bfloat16"
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("key", "value"), [("max_position_embeddings", 256), ("vocab_size", 101)])
+def test_a_draft_model_must_follow_the_target_everywhere(exported, key, value):
+    """vLLM stops drafting, silently, behind the draft's own last position."""
+    with pytest.raises(UserError, match=rf"the draft model's {key} is \d+ and the target's {value}"):
+        exported(VLLM(), "draft_model", about={key: value})
+
+
+def test_transformers_drafts_with_the_export_and_says_the_same(exported, target, tmp_path):
+    exported(Transformers(), "draft_model")
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export-transformers")
+    ids = torch.arange(10, 20)[None]
+    options = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    assert torch.equal(
+        target.model.generate(ids, assistant_model=draft, **options), target.model.generate(ids, **options)
+    )
+
+
+# --- what engines would do without a word -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["eagle-lab", "my-EAGLE3", "dflash", "DSpark-1"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_paths_from_which_vllm_concludes_another_method(make_drafter, save, tmp_path, part, family):
+    checkpoint, output = save(make_drafter(family)), tmp_path / part / "served"
+    if family.startswith("eagle"):
+        assert export(checkpoint, VLLM(), output) == output  # there vLLM believes the method it is told
+    else:
+        with pytest.raises(UserError, match=r"served contains .*, for which vLLM would load .* by another method"):
+            export(checkpoint, VLLM(), output)
+
+
+@pytest.mark.parametrize("option", ["fc_norm", "norm_output"])
+def test_tensorrt_llm_and_the_options_of_eagle3_1(exported, option):
+    with pytest.raises(UserError, match=f"trained with {option}, which releases of TensorRT-LLM ignore"):
+        exported(TensorRTLLM(), "eagle3", **{option: True})
+    assert exported(SGLang(), "eagle3", **{option: True})[1][option] is True
+
+
+def test_tensorrt_llm_is_told_layers_that_count_from_0(exported):
+    _, config, _, card = exported(TensorRTLLM(), "eagle3", layers=[1, 3, 6])
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 6]
+    assert "eagle3_layers_to_capture={0, 2, 5}" in card
+
+
+# --- cards ------------------------------------------------------------------------------------------------------------
+
+COMMANDS = {
+    (VLLM, "eagle3"): '{"method": "eagle3", "model": "DIR", "num_speculative_tokens": 4}',
+    (VLLM, "eagle"): '{"method": "eagle", "model": "DIR", "num_speculative_tokens": 4}',
+    (VLLM, "medusa"): '{"method": "medusa", "model": "DIR", "num_speculative_tokens": 4}',
+    (VLLM, "draft_model"): '{"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4}',
+    (SGLang, "eagle3"): "--speculative-algorithm EAGLE3 --speculative-draft-model-path DIR --speculative-num-steps 4 "
+    "--speculative-eagle-topk 1 --speculative-num-draft-tokens 5",
+    (SGLang, "eagle"): "--speculative-algorithm EAGLE --speculative-draft-model-path DIR",
+    (SGLang, "draft_model"): "--speculative-algorithm STANDALONE --speculative-draft-model-path DIR",
+    (TensorRTLLM, "eagle3"): 'Eagle3DecodingConfig(max_draft_len=4, speculative_model="DIR", eagle3_one_model=True, '
+    "eagle3_layers_to_capture={1, 2, 3})",
+    (TensorRTLLM, "medusa"): 'MedusaDecodingConfig(max_draft_len=4, speculative_model="DIR", num_medusa_heads=5',
+    (TensorRTLLM, "draft_model"): 'DraftTargetDecodingConfig(max_draft_len=4, speculative_model="DIR")',
+    (Transformers, "draft_model"): "draft.generation_config.num_assistant_tokens = 4",
+}
+
+
+@pytest.mark.parametrize(("engine", "family"), COMMANDS)
+def test_the_card_says_how_to_serve(exported, identity, tmp_path, engine, family):
+    card = exported(engine(), family)[3]
+    assert COMMANDS[engine, family] in card.replace(str(tmp_path / "run" / f"export-{engine.name}"), "DIR")
+    assert identity["name"] in card and identity["config_hash"] in card and "Not measured" in card
+    assert "| training data | python-stdlib, answered by the target at temperature 0, 1 |" in card
+    assert ("never run in it" in card) is (engine is TensorRTLLM)
+    assert ("vLLM drafts no trees" in card) is (family == "medusa" and engine is VLLM)
+
+
+def test_a_python_example_is_python(exported):
+    for engine, family in COMMANDS:
+        for block in exported(engine(), family)[3].split("```python\n")[1:]:
+            compile(block.split("```")[0], "card", "exec")

@@ -1,0 +1,237 @@
+"""Public EAGLE-3 heads, in every layout they are published in, and what of them is refused by its name."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdraft.drafters.checkpoint import check_target, load_drafter
+from specdraft.errors import UserError
+from specdraft.export import export, importing
+from specdraft.export.importing import import_eagle3
+from specdraft.export.vllm import VLLM
+
+
+@pytest.fixture
+def published(make_checkpoint):
+    """published(**options) -> (head, the directory that our exporter writes): vLLM's plain layout."""
+
+    def make(dtype="float32", **options):
+        head, checkpoint = make_checkpoint(**options)
+        return head, export(checkpoint, VLLM(dtype=dtype), checkpoint.parent / "public")
+
+    return make
+
+
+@pytest.fixture
+def rewritten(published):
+    """rewritten(change, **options): a published head after ``change(config, tensors)`` -> (head, directory)."""
+
+    def make(change, **options):
+        head, directory = published(**options)
+        config, tensors = (
+            json.loads((directory / "config.json").read_text()),
+            load_file(directory / "model.safetensors"),
+        )
+        config, tensors = change(config, tensors) or (config, tensors)
+        (directory / "config.json").write_text(json.dumps(config))
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+        return head, directory
+
+    return make
+
+
+def same(head, imported):
+    assert imported.config() | {"ttt_steps": 0} == head.config() | {"ttt_steps": 0}
+    state = imported.state_dict()
+    assert state.keys() == head.state_dict().keys()
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+        assert state[name].dtype == tensor.dtype, name
+
+
+OPTIONS = [
+    {},
+    {"vocabulary": None},
+    {"fc_norm": True, "norm_output": True},
+    {"layers": [1, 6]},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_comes_back_bit_by_bit(published, target, save, tmp_path, options, dtype):
+    head, directory = published(dtype, **options)
+    imported = import_eagle3(directory, target)
+    if dtype == "float32":
+        same(head, imported)
+    again = export(save(imported), VLLM(dtype=dtype), tmp_path / "again")
+    for file in ("config.json", "model.safetensors"):
+        assert (again / file).read_bytes() == (directory / file).read_bytes(), file
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def as_eagle(config, tensors):
+    """EAGLE's own: no layers named (2, L//2, L-3 are meant), a pickle, a smaller context, tables, the embedding."""
+    for key in ("eagle_aux_hidden_state_layer_ids", "eagle_config", "fc_norm", "norm_output", "norm_before_fc"):
+        del config[key]
+    config["max_position_embeddings"] = 64
+    tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+
+
+def as_sglang(config, tensors):
+    for old, new in (("fc_norm.0", "aux_norm_low"), ("fc_norm.1", "aux_norm_mid"), ("fc_norm.2", "aux_norm_high")):
+        tensors[f"{new}.weight"] = tensors.pop(f"{old}.weight")
+    del config["fc_norm"], config["eagle_aux_hidden_state_layer_ids"]
+    config["use_aux_norm"] = True
+
+
+def as_speculators(config, tensors):
+    layer = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    layer += ("rms_norm_eps", "rope_theta", "max_position_embeddings", "hidden_act", "num_hidden_layers", "model_type")
+    return {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": config["draft_vocab_size"],
+        "norm_before_residual": False,
+        "eagle_aux_hidden_state_layer_ids": config["eagle_aux_hidden_state_layer_ids"],
+        "transformer_layer_config": {key: config[key] for key in layer},
+    }, {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+
+
+def test_the_layout_of_eagle(rewritten, target):
+    # L = 7: engines take (2, 3, 4), as our default is.
+    head, directory = rewritten(as_eagle)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["embed_tokens.weight"] = target.embedding_weight.clone()
+    (directory / "model.safetensors").unlink()
+    torch.save(tensors, directory / "pytorch_model.bin")
+    same(head, import_eagle3(directory, target))
+
+
+def test_the_layout_of_sglang(rewritten, target):
+    head, directory = rewritten(as_sglang, fc_norm=True)
+    with pytest.raises(UserError, match=r"SGLang reads them as .* after \[2, 3, 4\] layers, vLLM as after \[1, 2, 3\]"):
+        import_eagle3(directory, target)
+    same(head, import_eagle3(directory, target, layers=[2, 3, 4]))
+
+
+def test_the_layout_of_speculators(rewritten, target):
+    head, directory = rewritten(as_speculators)
+    same(head, import_eagle3(directory, target))
+
+
+def test_what_engines_share_or_make_up_is_filled_in(rewritten, target):
+    def without_head(config, tensors):
+        del tensors["lm_head.weight"], config["draft_vocab_size"]
+
+    _, directory = rewritten(without_head, vocabulary=None)
+    assert torch.equal(import_eagle3(directory, target).lm_head.weight, target.head.weight)
+
+    def without_t2d(config, tensors):
+        del tensors["t2d"]
+        tensors["d2t"] = tensors["d2t"].int()
+
+    head, directory = rewritten(without_t2d)
+    same(head, import_eagle3(directory, target))
+
+
+def test_rope_scaling_comes_along(rewritten, target):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+
+    _, directory = rewritten(lambda config, tensors: config.update(rope_scaling=scaling))
+    assert import_eagle3(directory, target).config()["rope_parameters"] == {"rope_theta": 5000.0, **scaling}
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def adding(name, *shape):
+    return lambda config, tensors: tensors.update({name: torch.ones(*shape)})
+
+
+def setting(**keys):
+    return lambda config, tensors: config.update(keys)
+
+
+def dropping(name):
+    return lambda config, tensors: tensors.__delitem__(name)
+
+
+def speculators_by_default(config, tensors):
+    config, tensors = as_speculators(config, tensors)
+    del config["norm_before_residual"]  # then it is true
+    return config, tensors
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (setting(norm_before_residual=True), "norm_before_residual=true"),
+        (speculators_by_default, "norm_before_residual=true"),
+        (setting(speculators_model_type="dflash"), "type 'dflash'"),
+        (setting(num_hidden_layers=2), "more than one layer"),
+        (adding("layers.1.self_attn.q_proj.weight", 32, 32), "more than one layer"),
+        (adding("midlayer.self_attn.q_norm.weight", 8), "qk-norm"),
+        (adding("midlayer.self_attn.q_proj.bias", 32), "biases"),
+        (setting(attention_bias=True), "attention_bias=true"),
+        (
+            setting(eagle_config={"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}),
+            "norm_before_fc",
+        ),
+        (adding("input_norm.weight", 96), "norm_before_fc"),
+        (setting(target_hidden_size=64), "target_hidden_size=64"),
+        (setting(hidden_act="gelu"), "hidden_act=gelu"),
+        (setting(fc_norm=True), "fc_norm=true"),
+        (adding("mask_hidden", 1, 96), "parallel drafting"),
+        (adding("embed_tokens.weight", 97, 32), "an embedding of its own, which differs"),
+        (adding("surprise.weight", 3), r"unknown: surprise\.weight"),
+        (dropping("fc.weight"), r"missing: fc\.weight"),
+        (dropping("lm_head.weight"), r"missing: lm_head\.weight"),
+        (dropping("d2t"), "lacks d2t"),
+        (lambda config, tensors: tensors.update(d2t=tensors["d2t"] + torch.arange(32)), "not absolute ids"),
+        (setting(hidden_size=64), "hidden_size is 64 and the target's 32"),
+        (setting(vocab_size=128), "vocab_size is 128 and the target's 97"),
+        (setting(eagle_aux_hidden_state_layer_ids=[2, 3, 9]), r"auxiliary layers are \[2, 3, 9\]"),
+        (setting(eagle_aux_hidden_state_layer_ids=[2, 3]), r"fc\.weight is .* \[32, 96\]: expected .* \[32, 64\]"),
+    ],
+)
+def test_what_our_head_does_not_compute_is_refused_by_name(rewritten, target, change, expected):
+    _, directory = rewritten(change)
+    with pytest.raises(UserError, match=expected):
+        import_eagle3(directory, target)
+
+
+def test_files_that_are_missing_or_damaged(published, target, tmp_path):
+    _, directory = published()
+    with pytest.raises(UserError, match=r"config\.json does not exist"):
+        import_eagle3(tmp_path / "nowhere", target)
+    (directory / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match="is damaged"):
+        import_eagle3(directory, target)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="holds no weights"):
+        import_eagle3(directory, target)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_checkpoint_of_this_target(published, target, monkeypatch, tmp_path, capsys):
+    head, directory = published()
+    monkeypatch.setattr(importing.Target, "load", lambda *_, **__: target)
+    arguments = ["importing", str(directory), "--target", str(tmp_path / "target"), "--output", str(tmp_path / "head")]
+    monkeypatch.setattr("sys.argv", arguments)
+    importing.main()
+    assert capsys.readouterr().out == f"checkpoint: {tmp_path / 'head'}\n"
+    imported, config = load_drafter(tmp_path / "head")
+    same(head, imported)
+    check_target(config, target)
+    assert config["extra"]["target"]["num_hidden_layers"] == 7
+    with pytest.raises(SystemExit) as status:
+        importing.main()
+    assert status.value.code == 2 and "exists: expected a new directory" in capsys.readouterr().err
