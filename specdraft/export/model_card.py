@@ -66,8 +66,9 @@ def _acceptance(evaluation: Path | None) -> str:
         ]
         title = (
             f"{settings['prompts']} prompts of {settings.get('benchmark', 'an unnamed benchmark')}, up to "
-            f"{settings['max_new_tokens']} tokens each, {settings['draft_tree']}, measured by specdraft's own decoding "
-            f"loop ({settings['dtype']} on {settings['device']}), {measured['created']}.\n\n"
+            f"{settings['max_new_tokens']} tokens each, {settings['draft_tree']}, "
+            f"{settings.get('rule', 'rejection sampling')}, measured by specdraft's own decoding loop "
+            f"({settings['dtype']} on {settings['device']}), {measured['created']}.\n\n"
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
