@@ -1,11 +1,11 @@
 """Greedy decoding side by side: our loop and transformers' ``generate``, plain, with a draft model, with prompt lookup.
 
-``python benchmarks/decode.py checkpoint=PATH``: one process, one target, the same prompts; the contenders take turns
-prompt by prompt. Tokens are ids, cut at the end of text by one function for all. Since every contender is greedy and
-lossless, all must produce the same tokens; how many prompts do is reported.
+``python benchmarks/decode.py --draft RUN --head RUN``: one process, one target, the same prompts; the contenders take
+turns prompt by prompt. Tokens are ids, cut at the end of text by one function for all. Since every contender is greedy
+and lossless, all must produce the same tokens; how many prompts do is reported.
 
-transformers' assisted generation gets a one-layer draft model (``assistant.py``), once drafting K tokens a round as we
-do and once with its own default schedule.
+The draft model (``train.py model=draft``) drafts in our loop and, exported, in transformers' assisted generation: there
+once K tokens a round as we do, and once by its own default schedule. The head is any other drafter.
 """
 
 import argparse
@@ -13,17 +13,16 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from assistant import obtain
 from common import median_ratio, print_table, write_result
 from specdraft.decoding.decoder import Decoder, cut
-from specdraft.drafters.checkpoint import check_target, load_drafter
+from specdraft.drafters.checkpoint import check_target, load_drafter, read_config
+from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup
-from specdraft.errors import exit_on_user_error
+from specdraft.errors import UserError, exit_on_user_error
 from specdraft.evaluation.prompts import check_lengths, encode, load_prompts
 from specdraft.targets import Target
 
@@ -31,8 +30,9 @@ Generate = Callable[[list[int]], list[int]]
 
 PAIRS = {  # ours: theirs
     "plain": ("ours", "transformers"),
-    "drafting, same K": ("ours, EAGLE-3", "transformers, assistant"),
-    "drafting, its default schedule": ("ours, EAGLE-3", "transformers, assistant, default"),
+    "the same draft model, same K": ("ours, draft model", "transformers, draft model"),
+    "the same draft model, its default schedule": ("ours, draft model", "transformers, draft model, default"),
+    "our head, its draft model": ("ours, head", "transformers, draft model, default"),
     "prompt lookup": ("ours, prompt lookup", "transformers, prompt lookup"),
 }
 
@@ -102,35 +102,38 @@ def measure(
 def main() -> None:
     """Parse options, decode in turns, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", help="checkpoint=PATH or PATH: a run directory or its drafter/")
+    parser.add_argument("--draft", required=True, help="a run of model=draft, or its drafter/")
+    parser.add_argument("--head", required=True, help="a run of another model, or its drafter/")
     parser.add_argument("--benchmark", default="python-stdlib", help="or a .jsonl file of prompts")
     parser.add_argument("--limit", type=int, default=12, help="prompts (default 12)")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--num-draft-tokens", type=int, default=5, help="K (default 5)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--assistant-steps", type=int, default=300, help="training steps of the one-layer draft")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
-    drafter, config = load_drafter(arguments.checkpoint.removeprefix("checkpoint="))
+    head, config = load_drafter(arguments.head)
+    draft, _ = load_drafter(arguments.draft)
+    if not isinstance(draft, DraftModel):
+        raise UserError(f"--draft {arguments.draft} holds a {type(draft).__name__}: expected a run of model=draft")
     target = Target.load(config["target"]["name"], config["target"]["revision"], dtype="float32")
-    check_target(config, target)
-    drafter.to(target.device, target.dtype)
+    for path, drafter in ((arguments.head, head), (arguments.draft, draft)):
+        check_target(read_config(path), target)
+        drafter.to(target.device, target.dtype)
     k, limit = arguments.num_draft_tokens, arguments.max_new_tokens
     chosen = load_prompts(arguments.benchmark, arguments.limit)
     check_lengths(target.tokenizer, chosen, target.max_length, limit)
     prompts = [encode(target.tokenizer, prompt.opening) for prompt in chosen]
-    steps = arguments.assistant_steps
-    directory = Path("build") / f"assistant-{target.identity.weights_hash[:12]}-{steps}"
-    assistant = obtain(target, steps, directory)
+    assistant = draft.export_model()
 
     contenders = {
         "ours": ours(Decoder(target), limit),
         "transformers": theirs(target, limit),
-        "ours, EAGLE-3": ours(Decoder(target, drafter, k), limit),
-        "transformers, assistant": assisted(target, assistant, limit, k),
-        "transformers, assistant, default": assisted(target, assistant, limit, None),
+        "ours, draft model": ours(Decoder(target, draft, k), limit),
+        "transformers, draft model": assisted(target, assistant, limit, k),
+        "transformers, draft model, default": assisted(target, assistant, limit, None),
+        "ours, head": ours(Decoder(target, head, k), limit),
         "ours, prompt lookup": ours(Decoder(target, PromptLookup(), k), limit),
         "transformers, prompt lookup": theirs(target, limit, prompt_lookup_num_tokens=k),
     }
@@ -159,13 +162,13 @@ def main() -> None:
         return sum(parameter.numel() for parameter in model.parameters())
 
     settings = {
-        **vars(arguments),
+        **{name: value for name, value in vars(arguments).items() if name not in ("head", "draft")},
         "target": config["target"],
         "prompts": len(prompts),
         "prompt_tokens": sum(map(len, prompts)),
-        "head_parameters": count(drafter),
-        "assistant_parameters": count(assistant),
-        "assistant": "one layer: the target's embedding, first layer, norm and head, distilled on the same data",
+        "head": type(head).__name__,
+        "head_parameters": count(head),
+        "draft_parameters": count(draft),
     }
     path = write_result("decode", settings, {"contenders": measured, "ratios": ratios})
     print(f"\nwritten to {path}")
