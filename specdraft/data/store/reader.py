@@ -58,9 +58,7 @@ class Store:
             self._begins[split] = (counts.cumsum(0) - counts).tolist()
         self._mapped: dict[tuple[str, int], dict[str, Tensor]] = {}
         # Shared with the loader's workers, so that each shard is verified once and not once per worker.
-        self._verified = {
-            split: torch.zeros(len(names)).bool().share_memory_() for split, names in self.shards.items()
-        }
+        self._verified = {split: torch.zeros(len(names)).bool().share_memory_() for split, names in self.shards.items()}
 
     def check(self, target: "Target", settings: dict[str, Any]) -> None:
         """Raises UserError unless the store is of this target, its tokenizer and these settings of the data."""

@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import pickle
 import random
 import shutil
 import time
@@ -33,6 +34,15 @@ def test_rows_come_back_in_any_order(making):
             found = store.read(split, order, torch.float32)
             assert torch.equal(found.aux, torch.cat([expected[i].aux for i in order]))
             assert torch.equal(found.last, torch.cat([expected[i].last for i in order]))
+
+
+def test_a_store_goes_to_another_process_without_its_mapped_shards(making):
+    store = making.store()
+    expected = store.read("train", [3, 0], torch.float32)
+    sent = pickle.dumps(store)
+    assert len(sent) < store.contents.bytes() / 4
+    found = pickle.loads(sent).read("train", [3, 0], torch.float32)
+    assert torch.equal(found.aux, expected.aux) and torch.equal(found.last, expected.last)
 
 
 def test_a_shard_is_what_an_independent_reader_finds_there(making):
