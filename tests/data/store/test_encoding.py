@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specdraft.data.store.encoding import bytes_per_vector, decode, encode, squared_error
+from specdraft.data.store.encoding import bytes_per_vector, decode, encode, from_fp8, squared_error
 from specdraft.errors import UserError
 
 
@@ -29,6 +29,14 @@ def test_the_largest_value_of_a_vector_survives_fp8():
     values = torch.rand(4096, 4, generator=torch.Generator().manual_seed(0)) * 3e38
     back = decode(encode(values, "float8"), torch.float32)
     torch.testing.assert_close(back.amax(-1), values.amax(-1), rtol=1e-6, atol=0)
+
+
+def test_fp8_is_read_as_torch_reads_it():
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    expected = codes.float()
+    finite = expected.isfinite()
+    assert finite.sum() == 254
+    assert torch.equal(from_fp8(codes)[finite], expected[finite])
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8"])

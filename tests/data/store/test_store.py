@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from specdraft.data.store import Store
 from specdraft.data.store.contents import INDEX, asked
 from specdraft.errors import UserError
+from tests.data.store.conftest import packed
 
 
 def files(path: Path) -> dict[str, bytes]:
@@ -116,25 +118,28 @@ def test_several_ranks_write_what_one_writes(making, tmp_path):
 
 
 def test_ten_kills_at_random_moments_lose_and_repeat_nothing(making, tmp_path):
+    making.rows["train"] = packed(200, seed=3)
     shared = {"shard_bytes": 1}  # a row per shard
     making.store(**shared)
     path = tmp_path / "killed"
 
     def slowly(input_ids, position_ids):
-        time.sleep(0.004)
+        started.set()
+        time.sleep(0.005)
         return making.features(input_ids, position_ids)
 
     moments, fork = random.Random(0), multiprocessing.get_context("fork")
-    unfinished = 0
     for _ in range(10):
         child = fork.Process(target=lambda: making.writer(path, **shared).write(slowly, 1))
+        started = fork.Event()
         child.start()
-        time.sleep(moments.uniform(0.005, 0.06))
+        started.wait()
+        time.sleep(moments.uniform(0.01, 0.08))
         child.kill()
         child.join()
-        unfinished += child.exitcode != 0
-    assert unfinished >= 5
+        assert child.exitcode == -signal.SIGKILL
     before = {name: (path / name).stat().st_mtime_ns for name in files(path) if name.endswith(".safetensors")}
+    assert 3 < len(before) < 90
     assert making.writer(path, **shared).write(making.features, 1)
     left = {name: content for name, content in files(path).items() if not name.startswith(".index.json")}
     assert left == files(making.path)
