@@ -40,6 +40,14 @@ def test_fp8_is_read_as_torch_reads_it():
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8"])
+def test_measuring_the_error_changes_nothing(name):
+    values = vectors().double()
+    encoded, again = encode(values, name), encode(values, name)
+    squared_error(values, encoded)
+    assert torch.equal(encoded.codes.float(), again.codes.float())
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8"])
 def test_bytes_are_those_of_the_tensors(name):
     encoded = encode(vectors(), name)
     assert sum(tensor.nbytes for tensor in encoded if tensor is not None) == 13 * bytes_per_vector(name, 64)
