@@ -172,7 +172,7 @@ class StoredBatch(Batch):
             what = f"layers {sorted(absent)}" if absent else "last hidden states of prompts"
             raise UserError(
                 f"the drafter reads {what} of the target, which the store {path} does not hold: write a store for this "
-                f"model with {_COMMAND}, or set data.store=null"
+                f"model with {_COMMAND} (every_last=true serves all models of its layers), or set data.store=null"
             )
         if not torch.equal(self.read, self.input_ids):
             raise UserError(

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from specdraft.data.store import Store
+from specdraft.data.store import Store, reader
 from specdraft.data.store.contents import INDEX, asked
 from specdraft.errors import UserError
 from tests.data.store.conftest import packed
@@ -45,6 +45,18 @@ def test_a_store_goes_to_another_process_without_its_mapped_shards(making):
     assert len(sent) < store.contents.bytes() / 4
     found = pickle.loads(sent).read("train", [3, 0], torch.float32)
     assert torch.equal(found.aux, expected.aux) and torch.equal(found.last, expected.last)
+
+
+def test_few_shards_stay_mapped_and_every_row_is_still_read(making, monkeypatch):
+    store = making.store()
+    order = range(len(making.rows["train"].input_ids))
+    expected = store.read("train", order, torch.float32)
+    assert len(store._mapped) > 3
+    monkeypatch.setattr(reader, "_MAX_MAPPED", 2)
+    frugal = Store(making.path)
+    for _ in range(2):
+        assert torch.equal(frugal.read("train", order, torch.float32).aux, expected.aux)
+        assert len(frugal._mapped) == 2
 
 
 def test_a_shard_is_what_an_independent_reader_finds_there(making):
