@@ -4,8 +4,9 @@ R = rows, T = tokens in a row, V = target vocabulary.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from specdraft.data.packing import PackingReport, pack, padding_rows
 from specdraft.data.regenerate import RegenerationSettings, default_cache_dir, regenerate
 from specdraft.data.sampler import ResumableSampler
 from specdraft.data.source import Conversation, Source
+from specdraft.data.store import Store, StoredRows
 from specdraft.data.vocabulary import build_draft_vocabulary, count_supervised, coverage
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
@@ -80,8 +82,12 @@ class DataModule(LightningDataModule):
         cache_dir: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        store: str | None = None,
     ) -> None:
-        """Check the settings; nothing is read yet. ``limit`` and ``validation_limit`` count conversations."""
+        """Check the settings; nothing is read yet. ``limit`` and ``validation_limit`` count conversations.
+
+        With ``store``, a directory, rows and hidden states come from there.
+        """
         super().__init__()
         if batch_size < 1 or num_workers < 0:
             raise UserError(
@@ -99,6 +105,8 @@ class DataModule(LightningDataModule):
         self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
         self.num_workers = num_workers
         self.seed = seed
+        self.store_path = Path(store).expanduser() if store else None
+        self._store: Store | None = None
         self._target: Target | None = None
         self._splits: dict[str, _Split] = {}
         self._sampler: ResumableSampler | None = None
@@ -107,10 +115,28 @@ class DataModule(LightningDataModule):
     # --- preparation ------------------------------------------------------------------------------------------------
 
     def prepare(self, target: "Target") -> None:
-        """Read, regenerate (or find in the cache), tokenise, pack and count. Raises UserError."""
+        """Read, regenerate (or find in the cache), tokenise, pack and count; or open the store. Raises UserError."""
         check_tokenizer(target.tokenizer)
         self._target = target
-        self._splits = {split: self._prepare_split(target, split) for split in ("train", "validation")}
+        if self.store_path is None:
+            self._splits = {split: self._prepare_split(target, split) for split in ("train", "validation")}
+            return
+        self._store = Store(self.store_path)
+        self._store.check(target, self.settings())
+        self._splits = {split: self._stored_split(target, self._store, split) for split in self._store.rows}
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the rows, besides the target: JSON-able, and recorded with a store."""
+        options: dict[str, Any] = asdict(self.source) if is_dataclass(self.source) else {}
+        decisive = {
+            "source": {"name": self.source.name, **options},
+            "limit": self.limits["train"],
+            "validation_limit": self.limits["validation"],
+            "sequence_length": self.sequence_length,
+            "regenerate": self.regenerate,
+            "generation": asdict(self.generation) if self.regenerate else None,
+        }
+        return json.loads(json.dumps(decisive))
 
     def _prepare_split(self, target: "Target", split: str) -> _Split:
         conversations = self.source.conversations(split, self.limits[split])
@@ -136,6 +162,11 @@ class DataModule(LightningDataModule):
         rows, report = pack(examples, min(self.sequence_length, target.max_length))
         counts = count_supervised(rows, target.vocab_size)
         return _Split(rows, counts, report, len(conversations) - len(fitting), unfinished)
+
+    def _stored_split(self, target: "Target", store: Store, split: str) -> _Split:
+        rows, about = store.rows[split], dict(store.contents.splits[split].about)
+        left_out, unfinished = about.pop("left_out"), about.pop("unfinished")
+        return _Split(rows, count_supervised(rows, target.vocab_size), PackingReport(**about), left_out, unfinished)
 
     def _example_from_source(self, target: "Target", conversation: Conversation) -> Example:
         if conversation.response is None:
@@ -180,6 +211,16 @@ class DataModule(LightningDataModule):
             )
         return found
 
+    @property
+    def rows(self) -> dict[str, Batch]:
+        """The packed rows ``[R, T]`` by split."""
+        return {split: self._prepared(split).rows for split in self._splits}
+
+    def about(self, split: str) -> dict[str, Any]:
+        """What packing made of a split, and how many conversations were left out or cut."""
+        data = self._prepared(split)
+        return asdict(data.report) | {"left_out": data.left_out, "unfinished": data.unfinished}
+
     def describe(self) -> dict[str, Any]:
         """The numbers that a run logs about its data."""
         about: dict[str, Any] = {
@@ -187,10 +228,10 @@ class DataModule(LightningDataModule):
             "regenerated": self.regenerate,
             "temperatures": list(self.generation.temperatures) if self.regenerate else [],
             "sequence_length": self.sequence_length,
+            "hidden_states": f"stored in {self._store.contents.dtype}" if self._store else "computed",
         }
-        for split, data in self._splits.items():
-            numbers = asdict(data.report) | {"left_out": data.left_out, "unfinished": data.unfinished}
-            about |= {f"{split}_{name}": value for name, value in numbers.items()}
+        for split in self._splits:
+            about |= {f"{split}_{name}": value for name, value in self.about(split).items()}
         return about
 
     # --- loaders ----------------------------------------------------------------------------------------------------
@@ -207,9 +248,7 @@ class DataModule(LightningDataModule):
                 )
             sampler.load_state_dict(self._resume)
         self._sampler = sampler
-        return DataLoader(
-            PackedRows(rows), self.batch_size, sampler=sampler, num_workers=self.num_workers, collate_fn=_as_it_is
-        )
+        return self._loader("train", PackedRows(rows), sampler)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """All validation rows, dealt out over the ranks; rows of padding make the shares equal."""
@@ -218,13 +257,13 @@ class DataModule(LightningDataModule):
         missing = -len(PackedRows(rows)) % (self.batch_size * world_size)
         rows = _join(rows, padding_rows(missing, rows.input_ids.shape[1]))
         mine = range(rank, len(PackedRows(rows)), world_size)
-        return DataLoader(
-            PackedRows(rows),
-            self.batch_size,
-            sampler=mine,
-            num_workers=self.num_workers,
-            collate_fn=_as_it_is,
-        )
+        return self._loader("validation", PackedRows(rows), mine)
+
+    def _loader(self, split: str, packed: PackedRows, order: Iterable[int]) -> DataLoader[Batch]:
+        rows: Dataset[Batch] = packed
+        if self._store is not None and self._target is not None:
+            rows = StoredRows(self._store, split, packed, self._target.dtype)
+        return DataLoader(rows, self.batch_size, sampler=order, num_workers=self.num_workers, collate_fn=_as_it_is)
 
     # --- resuming ---------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ class Drafter(nn.Module, ABC):
     training_options: ClassVar[frozenset[str]] = frozenset()
     """Constructor arguments that shape the training alone, so that a checkpoint may be trained on with others."""
 
+    reads_every_last: ClassVar[bool] = True
+    """Whether training reads the last hidden state of every position, not only of those before a token to be learnt."""
+
     target: Target | None = None
 
     def bind(self, target: Target) -> None:

@@ -3,10 +3,16 @@
 B = rows, T = tokens in a row. A row holds several documents side by side; nothing may attend across them.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from specdraft.targets import Features, Target
+
+if TYPE_CHECKING:
+    from specdraft.drafters.base import Drafter
 
 
 @dataclass
@@ -25,4 +31,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
+
+    def features(self, target: Target, drafter: "Drafter") -> Features:
+        """What the drafter reads of the target: computed here, read from a store by batches that come from one."""
+        return target.features(self.input_ids, self.position_ids, drafter.layers)

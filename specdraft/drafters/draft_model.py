@@ -56,6 +56,7 @@ class DraftModel(Drafter):
     """
 
     training_options = frozenset({"attn_implementation", "divergence", "on_policy"})
+    reads_every_last = False
 
     def __init__(
         self,

@@ -70,6 +70,7 @@ class Heads(DraftVocabulary, Drafter):
 
     target: Target
     training_options = frozenset({"head_decay", "divergence"})
+    reads_every_last = False
 
     def __init__(
         self,

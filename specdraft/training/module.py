@@ -19,7 +19,7 @@ from torch import Tensor
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
-from specdraft.targets import Features, Target
+from specdraft.targets import Target
 from specdraft.training.counting import Counts, ratios
 from specdraft.training.schedule import OptimizerSettings
 
@@ -102,7 +102,7 @@ class DrafterModule(LightningModule):
 
     def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
-            features: Features = self.target.features(batch.input_ids, batch.position_ids, self.drafter.layers)
+            features = batch.features(self.target, self.drafter)
         result = self.drafter.training_loss(batch, features, self.target)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}
         # The loss is a mean over rows; a batch without a supervised row weighs nothing.

@@ -29,6 +29,8 @@ class Eagle3(DraftVocabulary, EagleHead):
     """The EAGLE-3 head. ``fc_norm`` (a norm per auxiliary state) and ``norm_output`` (the head feeds back its normed
     output) are EAGLE-3.1's options; an engine must be told of both."""
 
+    reads_every_last = False
+
     def __init__(
         self,
         draft_vocab_size: int,

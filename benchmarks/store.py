@@ -1,0 +1,171 @@
+"""Reading hidden states from a store against reading its files: ``python benchmarks/store.py``.
+
+The embedded target reads rows of real Python; its hidden states are written in every dtype. Then, in turns, the shards
+are read as plain files from front to back, and rows are read by the store in random order, as training reads them.
+Rates are bytes on disk per second. Cold: the files' pages were dropped from the page cache before. First touch: cold,
+and every shard's checksum is verified on the way, which happens once in a run.
+"""
+
+import argparse
+import copy
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common import alternate, median_ratio, print_table, write_result
+from specdraft.data import stdlib
+from specdraft.data.chat import Example
+from specdraft.data.packing import pack
+from specdraft.data.store import Store, StoreWriter, describe
+from specdraft.data.store.encoding import DTYPES
+from specdraft.drafters.batch import Batch
+from specdraft.errors import exit_on_user_error
+from specdraft.targets import Features, Target
+
+SPLIT = "train"
+
+
+def rows_of_python(target: Target, count: int, length: int) -> Batch:
+    """``count`` packed rows of the standard library's own source, all supervised."""
+    ids: list[int] = []
+    for path in stdlib.files():
+        ids += target.tokenizer(stdlib.read(path))["input_ids"]
+        if len(ids) >= count * length:
+            break
+    texts = [ids[start : start + length] for start in range(0, count * length, length)]
+    return pack([Example(text, [True] * length) for text in texts], length)[0]
+
+
+class Replay:
+    """Stands in for the target where writing is timed: the features of row after row, over and over."""
+
+    def __init__(self, known: list[Features]) -> None:
+        self.turns = itertools.cycle(known)
+
+    def __call__(self, input_ids: Tensor, position_ids: Tensor) -> Features:
+        """Of the next row, whatever is asked."""
+        return next(self.turns)
+
+
+def timed(action: Callable[[], object], size: int) -> float:
+    """MB/s of an action that reads ``size`` bytes."""
+    started = time.perf_counter()
+    action()
+    return size / 1e6 / (time.perf_counter() - started)
+
+
+def forget(files: list[Path]) -> None:
+    """Drop the files from the page cache; nothing may have them mapped."""
+    for file in files:
+        handle = os.open(file, os.O_RDONLY)
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+
+
+def read_files(files: list[Path]) -> None:
+    """From front to back into one buffer."""
+    buffer = bytearray(2**23)
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
+
+
+def read_rows(store: Store, dtype: torch.dtype, batch_size: int) -> None:
+    """Every row once, in random order."""
+    order = torch.randperm(len(store.rows[SPLIT].input_ids), generator=torch.Generator().manual_seed(0))
+    for indices in order.split(batch_size):
+        store.read(SPLIT, indices.tolist(), dtype)
+
+
+def measure(path: Path, dtype: torch.dtype, batch_size: int, rounds: int) -> dict[str, list[float]]:
+    """MB/s of each way to read the store at ``path``, by round; ``dtype`` is that of the features."""
+    verified = Store(path)
+    files = [path / name for name in verified.shards[SPLIT]]
+    size = sum(file.stat().st_size for file in files)
+    read_rows(copy.copy(verified), dtype, batch_size)  # a copy maps the files anew and knows what is verified
+
+    def cold(read: Callable[[], object]) -> float:
+        forget(files)
+        return timed(read, size)
+
+    return alternate(
+        {
+            "file, cold": lambda: cold(lambda: read_files(files)),
+            "store, cold": lambda: cold(lambda: read_rows(copy.copy(verified), dtype, batch_size)),
+            "store, first touch": lambda: cold(lambda: read_rows(Store(path), dtype, batch_size)),
+            "file, warm": lambda: timed(lambda: read_files(files), size),
+            "store, warm": lambda: timed(lambda: read_rows(copy.copy(verified), dtype, batch_size), size),
+        },
+        rounds,
+    )
+
+
+@exit_on_user_error
+def main() -> None:
+    """Parse options, write, read in turns, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256, help="rows in the store (default 256)")
+    parser.add_argument("--distinct", type=int, default=32, help="rows that the target reads; the others repeat them")
+    parser.add_argument("--row-length", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=4, help="rows read at a time (default 4)")
+    parser.add_argument("--shard-mb", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+
+    target = Target.load("embedded://tiny", dtype="bfloat16", device="cpu")
+    layers = target.default_layers()
+    distinct = rows_of_python(target, arguments.distinct, arguments.row_length)
+    with torch.inference_mode():
+        known = [
+            target.features(distinct.input_ids[i : i + 1], distinct.position_ids[i : i + 1], layers)
+            for i in range(arguments.distinct)
+        ]
+    repeats = -(-arguments.rows // arguments.distinct)
+    rows = Batch(*(value.repeat(repeats, 1)[: arguments.rows] for value in vars(distinct).values()))
+
+    results: dict[str, Any] = {}
+    table: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        for name in DTYPES:
+            path = Path(folder) / name
+            contents = describe(
+                target, layers, True, name, {SPLIT: rows}, {}, {SPLIT: {}}, shard_bytes=arguments.shard_mb * 2**20
+            )
+            writer = StoreWriter(path, contents, {SPLIT: rows})
+            writing = timed(partial(writer.write, Replay(known), 1), contents.bytes())
+            rates = measure(path, target.dtype, arguments.batch_size, arguments.rounds)
+            errors = Store(path).relative_error
+            per_token = contents.bytes() / rows.input_ids.numel()
+            ratio = {kind: median_ratio(rates[f"store, {kind}"], rates[f"file, {kind}"]) for kind in ("cold", "warm")}
+            results[name] = {
+                "bytes_per_token": per_token,
+                "relative_error": errors,
+                "megabytes": contents.bytes() / 1e6,
+                "write_megabytes_per_second": writing,
+                "read_megabytes_per_second": rates,
+                "store_over_file": ratio,
+            }
+            medians = {way: f"{statistics.median(rate):.0f}" for way, rate in rates.items()}
+            shown = {"bytes/token": f"{per_token:.0f}", **{what: f"{error:.2g}" for what, error in errors.items()}}
+            shown |= medians | {"store / file, cold": f"{ratio['cold']:.2f}x", "warm": f"{ratio['warm']:.2f}x"}
+            table[name] = shown
+
+    header = ["MB/s; relative error of aux and last", *next(iter(table.values()))]
+    print_table(header, [[name, *row.values()] for name, row in table.items()])
+    settings = {**vars(arguments), "target": "embedded://tiny", "layers": list(layers)}
+    print(f"\nwritten to {write_result('store', settings, results)}")
+
+
+if __name__ == "__main__":
+    main()
