@@ -4,7 +4,7 @@ R = rows, T = tokens in a row, V = target vocabulary.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,11 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from specdraft.data.chat import Example, check_tokenizer, example_from_ids, example_from_text, prompt_ids
+from specdraft.data.chat import example_from_ids, example_from_words, opening_ids
 from specdraft.data.packing import PackingReport, pack, padding_rows
 from specdraft.data.regenerate import RegenerationSettings, default_cache_dir, regenerate
 from specdraft.data.sampler import ResumableSampler
-from specdraft.data.source import Conversation, Source
+from specdraft.data.source import Source
 from specdraft.data.vocabulary import build_draft_vocabulary, count_supervised, coverage
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
@@ -104,17 +104,21 @@ class DataModule(LightningDataModule):
         self._sampler: ResumableSampler | None = None
         self._resume: dict[str, Any] | None = None
 
+    @classmethod
+    def of_path(cls, path: str, source: Callable[[str], Source], **settings: Any) -> "DataModule":
+        """The module whose source reads ``path``: so that the path of the data is a setting beside the others."""
+        return cls(source(path), **settings)
+
     # --- preparation ------------------------------------------------------------------------------------------------
 
     def prepare(self, target: "Target") -> None:
         """Read, regenerate (or find in the cache), tokenise, pack and count. Raises UserError."""
-        check_tokenizer(target.tokenizer)
         self._target = target
         self._splits = {split: self._prepare_split(target, split) for split in ("train", "validation")}
 
     def _prepare_split(self, target: "Target", split: str) -> _Split:
         conversations = self.source.conversations(split, self.limits[split])
-        rendered = [prompt_ids(target.tokenizer, c.prompt_messages) for c in conversations]
+        rendered = [opening_ids(target.tokenizer, c) for c in conversations]
         answer = self.generation.max_new_tokens if self.regenerate else 1
         room = min(self.sequence_length, target.max_length) - answer
         fitting = [i for i, ids in enumerate(rendered) if len(ids) <= room]
@@ -123,7 +127,6 @@ class DataModule(LightningDataModule):
                 f"none of the {len(conversations)} {split} conversations fits data.sequence_length="
                 f"{self.sequence_length} with {answer} tokens of answer: raise it or lower data.max_new_tokens"
             )
-        examples: list[Example]
         unfinished = 0
         if self.regenerate:
             prompts = [rendered[i] for i in fitting]
@@ -132,18 +135,11 @@ class DataModule(LightningDataModule):
             examples = [example_from_ids(p, r) for p, r in zip(prompts, responses, strict=True)]
             unfinished = sum(response[-1] not in target.eos_token_ids for response in responses)
         else:
-            examples = [self._example_from_source(target, conversations[i]) for i in fitting]
+            chosen = (conversations[i] for i in fitting)
+            examples = [example_from_words(target.tokenizer, c, target.eos_token_ids) for c in chosen]
         rows, report = pack(examples, min(self.sequence_length, target.max_length))
         counts = count_supervised(rows, target.vocab_size)
         return _Split(rows, counts, report, len(conversations) - len(fitting), unfinished)
-
-    def _example_from_source(self, target: "Target", conversation: Conversation) -> Example:
-        if conversation.response is None:
-            raise UserError(
-                f"the conversation {conversation.id} of {self.source.name} has no response: set data.regenerate=true, "
-                "or use conversations that end with the assistant's answer"
-            )
-        return example_from_text(target.tokenizer, conversation.prompt_messages, conversation.response)
 
     # --- what the data holds ----------------------------------------------------------------------------------------
 
@@ -170,7 +166,7 @@ class DataModule(LightningDataModule):
         for conversation in self.source.conversations(split):
             if limit is not None and len(found) == limit:
                 break
-            ids = prompt_ids(self._target.tokenizer, conversation.prompt_messages)
+            ids = opening_ids(self._target.tokenizer, conversation)
             if len(ids) <= room:
                 found.append(ids)
         if not found:

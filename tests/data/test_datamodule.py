@@ -9,7 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from specdraft.data.chat import example_from_text, prompt_ids
+from specdraft.data.chat import example_from_words, prompt_ids
 from specdraft.data.datamodule import DataModule
 from specdraft.data.source import PythonStdlib
 from specdraft.drafters.batch import Batch
@@ -60,7 +60,7 @@ def test_source_responses_can_be_kept(target: Target, library: Path, tmp_path: P
     data = make(library, tmp_path, regenerate=False)
     data.prepare(target)
     expected = [
-        tuple(map(tuple, example_from_text(target.tokenizer, c.prompt_messages, c.response or "")))
+        tuple(map(tuple, example_from_words(target.tokenizer, c, target.eos_token_ids)))
         for c in data.source.conversations("validation", 7)
     ]
     found = [(tuple(ids), tuple(mask)) for batch in data.val_dataloader() for ids, mask in documents(batch)]
