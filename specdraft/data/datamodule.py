@@ -4,6 +4,7 @@ R = rows, T = tokens in a row, V = target vocabulary.
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from specdraft.data.chat import example_from_ids, example_from_words, opening_ids
+from specdraft.data.overlap import Benchmark
 from specdraft.data.packing import PackingReport, pack, padding_rows
 from specdraft.data.regenerate import RegenerationSettings, default_cache_dir, regenerate
 from specdraft.data.sampler import ResumableSampler
@@ -55,6 +57,7 @@ class _Split:
     rows: Batch
     counts: Tensor  # [V] supervised tokens by id
     report: PackingReport
+    overlapping: int  # conversations that hold what the benchmark asks
     left_out: int  # conversations whose prompt leaves no room for an answer
     unfinished: int  # regenerated responses that max_new_tokens cut
 
@@ -80,8 +83,12 @@ class DataModule(LightningDataModule):
         cache_dir: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        benchmark: Sequence[str] = (),
     ) -> None:
-        """Check the settings; nothing is read yet. ``limit`` and ``validation_limit`` count conversations."""
+        """Check the settings; nothing is read yet. ``limit`` and ``validation_limit`` count conversations.
+
+        ``benchmark`` holds questions: conversations that overlap with one are left out.
+        """
         super().__init__()
         if batch_size < 1 or num_workers < 0:
             raise UserError(
@@ -99,6 +106,7 @@ class DataModule(LightningDataModule):
         self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
         self.num_workers = num_workers
         self.seed = seed
+        self.benchmark = Benchmark(benchmark)
         self._target: Target | None = None
         self._splits: dict[str, _Split] = {}
         self._sampler: ResumableSampler | None = None
@@ -117,7 +125,14 @@ class DataModule(LightningDataModule):
         self._splits = {split: self._prepare_split(target, split) for split in ("train", "validation")}
 
     def _prepare_split(self, target: "Target", split: str) -> _Split:
-        conversations = self.source.conversations(split, self.limits[split])
+        found = self.source.conversations(split, self.limits[split])
+        conversations = [c for c in found if not self.benchmark.overlaps(c)]
+        overlapping = len(found) - len(conversations)
+        if overlapping:
+            warnings.warn(
+                f"{overlapping} of {len(found)} {split} conversations hold what the benchmark asks and are left out",
+                stacklevel=2,
+            )
         rendered = [opening_ids(target.tokenizer, c) for c in conversations]
         answer = self.generation.max_new_tokens if self.regenerate else 1
         room = min(self.sequence_length, target.max_length) - answer
@@ -139,7 +154,7 @@ class DataModule(LightningDataModule):
             examples = [example_from_words(target.tokenizer, c, target.eos_token_ids) for c in chosen]
         rows, report = pack(examples, min(self.sequence_length, target.max_length))
         counts = count_supervised(rows, target.vocab_size)
-        return _Split(rows, counts, report, len(conversations) - len(fitting), unfinished)
+        return _Split(rows, counts, report, overlapping, len(conversations) - len(fitting), unfinished)
 
     # --- what the data holds ----------------------------------------------------------------------------------------
 
@@ -185,7 +200,11 @@ class DataModule(LightningDataModule):
             "sequence_length": self.sequence_length,
         }
         for split, data in self._splits.items():
-            numbers = asdict(data.report) | {"left_out": data.left_out, "unfinished": data.unfinished}
+            numbers = asdict(data.report) | {
+                "overlapping": data.overlapping,
+                "left_out": data.left_out,
+                "unfinished": data.unfinished,
+            }
             about |= {f"{split}_{name}": value for name, value in numbers.items()}
         return about
 

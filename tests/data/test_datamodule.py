@@ -99,6 +99,17 @@ def test_prompts_without_room_are_left_out_and_counted(target: Target, library: 
         make(library, tmp_path, sequence_length=10).prepare(target)
 
 
+def test_what_the_benchmark_asks_is_left_out_and_counted(target: Target, library: Path, tmp_path: Path) -> None:
+    source = PythonStdlib(root=str(library))
+    asked = [source.conversations(split, 7)[3].prompt_messages[0]["content"] for split in ("train", "validation")]
+    data = make(library, tmp_path, limit=7, benchmark=[asked[0].upper(), asked[1]])
+    with pytest.warns(UserWarning, match="1 of 7 train conversations hold what the benchmark asks"):
+        data.prepare(target)
+    about = data.describe()
+    assert (about["train_overlapping"], about["validation_overlapping"]) == (1, 1)
+    assert (about["train_documents"], about["validation_documents"]) == (6, 6)
+
+
 def test_evaluation_prompts_fit_the_context(target: Target, library: Path, tmp_path: Path) -> None:
     data = make(library, tmp_path)
     data.prepare(target)
@@ -206,11 +217,12 @@ def test_ranks_share_validation_without_loss_or_repetition(
 def test_the_shipped_config_makes_the_module() -> None:
     conf = Path(__file__).parents[2] / "conf"
     with initialize_config_dir(str(conf), version_base=None):
-        config = compose("data/python-stdlib", overrides=["+seed=3"])
-    data = instantiate({**config.data, "seed": config.seed})
+        config = compose("data/python-stdlib", overrides=["+seed=3", "+evaluation.benchmark=python-stdlib"])
+    data = instantiate(config).data
     assert isinstance(data, DataModule)
     assert data.generation.seed == 3
     assert data.sequence_length == 512
+    assert not data.benchmark.questions  # its own source holds them out
 
 
 def test_bad_settings_are_refused(library: Path, tmp_path: Path) -> None:
