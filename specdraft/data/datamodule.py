@@ -20,7 +20,7 @@ from specdraft.data.overlap import Benchmark
 from specdraft.data.packing import PackingReport, pack, padding_rows
 from specdraft.data.regenerate import RegenerationSettings, default_cache_dir, regenerate
 from specdraft.data.sampler import ResumableSampler
-from specdraft.data.source import Source
+from specdraft.data.source import Conversation, Source
 from specdraft.data.vocabulary import build_draft_vocabulary, count_supervised, coverage
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
@@ -133,28 +133,34 @@ class DataModule(LightningDataModule):
                 f"{overlapping} of {len(found)} {split} conversations hold what the benchmark asks and are left out",
                 stacklevel=2,
             )
-        rendered = [opening_ids(target.tokenizer, c) for c in conversations]
-        answer = self.generation.max_new_tokens if self.regenerate else 1
-        room = min(self.sequence_length, target.max_length) - answer
-        fitting = [i for i, ids in enumerate(rendered) if len(ids) <= room]
-        if not fitting:
-            raise UserError(
-                f"none of the {len(conversations)} {split} conversations fits data.sequence_length="
-                f"{self.sequence_length} with {answer} tokens of answer: raise it or lower data.max_new_tokens"
-            )
-        unfinished = 0
+        left_out, unfinished = 0, 0
         if self.regenerate:
-            prompts = [rendered[i] for i in fitting]
+            prompts = self._prompts_with_room(target, split, conversations)
+            left_out = len(conversations) - len(prompts)
             description = f"target answers {split} prompts"
             responses = regenerate(target, prompts, self.generation, self.cache_dir, description)
             examples = [example_from_ids(p, r) for p, r in zip(prompts, responses, strict=True)]
             unfinished = sum(response[-1] not in target.eos_token_ids for response in responses)
         else:
-            chosen = (conversations[i] for i in fitting)
-            examples = [example_from_words(target.tokenizer, c, target.eos_token_ids) for c in chosen]
+            examples = [example_from_words(target.tokenizer, c, target.eos_token_ids) for c in conversations]
         rows, report = pack(examples, min(self.sequence_length, target.max_length))
         counts = count_supervised(rows, target.vocab_size)
-        return _Split(rows, counts, report, overlapping, len(conversations) - len(fitting), unfinished)
+        return _Split(rows, counts, report, overlapping, left_out, unfinished)
+
+    def _prompts_with_room(
+        self, target: "Target", split: str, conversations: Sequence[Conversation]
+    ) -> list[list[int]]:
+        """Token ids of the prompts that leave room for an answer in a row."""
+        room = min(self.sequence_length, target.max_length) - self.generation.max_new_tokens
+        rendered = (opening_ids(target.tokenizer, c) for c in conversations)
+        prompts = [ids for ids in rendered if len(ids) <= room]
+        if not prompts:
+            raise UserError(
+                f"none of the {len(conversations)} {split} conversations fits data.sequence_length="
+                f"{self.sequence_length} with {self.generation.max_new_tokens} tokens of answer: raise it or lower "
+                "data.max_new_tokens"
+            )
+        return prompts
 
     # --- what the data holds ----------------------------------------------------------------------------------------
 

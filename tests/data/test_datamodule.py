@@ -94,7 +94,7 @@ def test_prompts_without_room_are_left_out_and_counted(target: Target, library: 
     about = data.describe()
     assert about["train_left_out"] == sum(length > middle for length in lengths) > 0
     assert about["train_documents"] + about["train_left_out"] == 40
-    assert about["train_truncated"] == 0
+    assert about["train_split"] == 0
     with pytest.raises(UserError, match="none of the 40 train conversations fits"):
         make(library, tmp_path, sequence_length=10).prepare(target)
 
@@ -103,7 +103,10 @@ def test_what_the_benchmark_asks_is_left_out_and_counted(target: Target, library
     source = PythonStdlib(root=str(library))
     asked = [source.conversations(split, 7)[3].prompt_messages[0]["content"] for split in ("train", "validation")]
     data = make(library, tmp_path, limit=7, benchmark=[asked[0].upper(), asked[1]])
-    with pytest.warns(UserWarning, match="1 of 7 train conversations hold what the benchmark asks"):
+    with (
+        pytest.warns(UserWarning, match="1 of 7 train conversations hold what the benchmark asks"),
+        pytest.warns(UserWarning, match="1 of 7 validation conversations hold what the benchmark asks"),
+    ):
         data.prepare(target)
     about = data.describe()
     assert (about["train_overlapping"], about["validation_overlapping"]) == (1, 1)
@@ -228,3 +231,12 @@ def test_the_shipped_config_makes_the_module() -> None:
 def test_bad_settings_are_refused(library: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.batch_size is 0"):
         make(library, tmp_path, batch_size=0)
+
+
+def test_long_conversations_of_the_source_are_split_not_left_out(target: Target, library: Path, tmp_path: Path) -> None:
+    whole, split = (make(library, tmp_path, regenerate=False, sequence_length=n) for n in (128, 32))
+    whole.prepare(target)
+    split.prepare(target)
+    assert split.describe()["train_split"] > 0
+    assert split.describe()["train_left_out"] == 0
+    assert split.describe()["train_supervised_tokens"] == whole.describe()["train_supervised_tokens"]
