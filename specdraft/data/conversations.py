@@ -72,8 +72,8 @@ class Conversations:
                     found = {digest: found[digest] for digest in sorted(found)[:limit]}
         if not found:
             raise UserError(
-                f"{self.name} has no conversations in its {split} split: expected more rows, "
-                f"or a larger data.source.held_out than {self.held_out}"
+                f"{self.name} has no conversations in its {split} split: expected more well-formed rows, of which "
+                f"data.source.held_out={self.held_out} go to validation and as many to test"
             )
         return [found[digest] for digest in sorted(found)[:limit]]
 
