@@ -1,15 +1,21 @@
 """Conversations as token ids with a loss mask, by the target's own chat template.
 
 Two ways in. A response that the target generated is a list of token ids and stays one: decoding and tokenising it
-again would give other tokens than the ones that were sampled. A response in words is rendered by the template, whose
-generation marks say which tokens are the assistant's.
+again would give other tokens than the ones that were sampled. A conversation in words is rendered by the template, and
+``spans.py`` or the template's own marks say which tokens are the assistant's.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specdraft.data.source import Message
+from specdraft.data.source import Conversation, Message
+from specdraft.data.spans import assistant_mask
 from specdraft.errors import UserError
+
+_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# A document's beginning that the target is to continue: at most so many tokens, and at most half of it.
+_OPENING = 128
 
 
 class Example(NamedTuple):
@@ -28,10 +34,18 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
     """Token ids up to where the assistant's next answer begins."""
     check_tokenizer(tokenizer)
-    return _render(tokenizer, messages, add_generation_prompt=True)["input_ids"]
+    return _render(tokenizer, messages, tools, tokenize=True, return_dict=True, add_generation_prompt=True)["input_ids"]
+
+
+def opening_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
+    """Token ids that the target is to continue: a conversation up to its last answer, a document's beginning."""
+    if conversation.prompt_messages:
+        return prompt_ids(tokenizer, conversation.prompt_messages, conversation.tools)
+    ids = _document_ids(tokenizer, conversation)
+    return ids[: max(1, min(_OPENING, len(ids) // 2))]
 
 
 def example_from_ids(prompt: Sequence[int], response: Sequence[int]) -> Example:
@@ -39,29 +53,64 @@ def example_from_ids(prompt: Sequence[int], response: Sequence[int]) -> Example:
     return Example([*prompt, *response], [False] * len(prompt) + [True] * len(response))
 
 
-def example_from_text(tokenizer: Any, messages: Sequence[Message], response: str) -> Example:
-    """A conversation with a response in words. All its assistant turns are supervised.
+def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Collection[int]) -> Example:
+    """A conversation as it was written, all its assistant's turns supervised; of a document, all but its first token.
 
-    Raises UserError if the template does not mark the assistant's tokens.
+    ``end_ids`` are the marks at which the target stops. Raises UserError, with the conversation's id, if it has no
+    answer, if the template refuses it, or if its assistant's tokens cannot be told for certain.
     """
-    check_tokenizer(tokenizer)
-    rendered = _render(
-        tokenizer, [*messages, {"role": "assistant", "content": response}], return_assistant_tokens_mask=True
-    )
-    mask = [bool(value) for value in rendered["assistant_masks"]]
-    if not any(mask):
+    if conversation.response is None:
         raise UserError(
-            "the target's chat template does not mark the assistant's tokens: set data.regenerate=true (which needs "
-            "no marks), or put {% generation %} and {% endgeneration %} around the assistant's content and end mark "
-            "in its chat_template.jinja"
+            f"the conversation {conversation.id} has no response: set data.regenerate=true, "
+            "or use conversations that end with the assistant's answer"
         )
-    return Example(list(rendered["input_ids"]), mask)
+    if not conversation.prompt_messages:
+        ids = [*_document_ids(tokenizer, conversation), *_end_of_text(tokenizer)]
+        return Example(ids, [False] + [True] * (len(ids) - 1))
+    check_tokenizer(tokenizer)
+    try:
+        return _example_from_messages(tokenizer, conversation.messages, conversation.tools, end_ids)
+    except UserError as error:
+        raise UserError(f"{conversation.id}: {error}") from error
 
 
-def _render(tokenizer: Any, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
+def _example_from_messages(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], end_ids: Collection[int]
+) -> Example:
+    template = tokenizer.get_chat_template(tools=list(tools) or None)
+    if _GENERATION_MARK.search(template):
+        rendered = _render(
+            tokenizer, messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        mask = [bool(value) for value in rendered["assistant_masks"]]
+        if not any(mask):
+            raise UserError(
+                "the target's chat template marks no token as the assistant's: expected {% generation %} and "
+                "{% endgeneration %} around the assistant's content and end mark in its chat_template.jinja"
+            )
+        return Example(list(rendered["input_ids"]), mask)
+
+    def render(turns: Sequence[Message], prompt: bool) -> str:
+        return _render(tokenizer, turns, tools, tokenize=False, add_generation_prompt=prompt)
+
+    return Example(*assistant_mask(tokenizer, render, messages, end_ids))
+
+
+def _document_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
+    if tokenizer is None:
+        raise UserError("the target has no tokenizer: expected one in its directory")
+    ids = tokenizer(conversation.response, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
+
+
+def _end_of_text(tokenizer: Any) -> list[int]:
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+
+
+def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], **options: Any) -> Any:
     try:
         return tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=True, return_dict=True, **options
+            [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, **options
         )
     except Exception as error:  # templates raise what they like, mostly jinja2's errors
         roles = ", ".join(message["role"] for message in messages)

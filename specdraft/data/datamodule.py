@@ -5,7 +5,8 @@ R = rows, T = tokens in a row, V = target vocabulary.
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from specdraft.data.chat import Example, check_tokenizer, example_from_ids, example_from_text, prompt_ids
+from specdraft.data.chat import example_from_ids, example_from_words, opening_ids
+from specdraft.data.overlap import Benchmark
 from specdraft.data.packing import PackingReport, pack, padding_rows
 from specdraft.data.regenerate import RegenerationSettings, default_cache_dir, regenerate
 from specdraft.data.sampler import ResumableSampler
@@ -57,6 +59,7 @@ class _Split:
     rows: Batch
     counts: Tensor  # [V] supervised tokens by id
     report: PackingReport
+    overlapping: int  # conversations that hold what the benchmark asks
     left_out: int  # conversations whose prompt leaves no room for an answer
     unfinished: int  # regenerated responses that max_new_tokens cut
 
@@ -83,10 +86,12 @@ class DataModule(LightningDataModule):
         num_workers: int = 0,
         seed: int = 0,
         store: str | None = None,
+        benchmark: Sequence[str] = (),
     ) -> None:
         """Check the settings; nothing is read yet. ``limit`` and ``validation_limit`` count conversations.
 
-        With ``store``, a directory, rows and hidden states come from there.
+        With ``store``, a directory, rows and hidden states come from there. ``benchmark`` holds questions:
+        conversations that overlap with one are left out.
         """
         super().__init__()
         if batch_size < 1 or num_workers < 0:
@@ -107,16 +112,21 @@ class DataModule(LightningDataModule):
         self.seed = seed
         self.store_path = Path(store).expanduser() if store else None
         self._store: Store | None = None
+        self.benchmark = Benchmark(benchmark)
         self._target: Target | None = None
         self._splits: dict[str, _Split] = {}
         self._sampler: ResumableSampler | None = None
         self._resume: dict[str, Any] | None = None
 
+    @classmethod
+    def of_path(cls, path: str, source: Callable[[str], Source], **settings: Any) -> "DataModule":
+        """The module whose source reads ``path``: so that the path of the data is a setting beside the others."""
+        return cls(source(path), **settings)
+
     # --- preparation ------------------------------------------------------------------------------------------------
 
     def prepare(self, target: "Target") -> None:
         """Read, regenerate (or find in the cache), tokenise, pack and count; or open the store. Raises UserError."""
-        check_tokenizer(target.tokenizer)
         self._target = target
         if self.store_path is None:
             self._splits = {split: self._prepare_split(target, split) for split in ("train", "validation")}
@@ -135,46 +145,52 @@ class DataModule(LightningDataModule):
             "sequence_length": self.sequence_length,
             "regenerate": self.regenerate,
             "generation": asdict(self.generation) if self.regenerate else None,
+            "benchmark": hashlib.sha256(repr(sorted(self.benchmark.questions)).encode()).hexdigest()[:16],
         }
-        return json.loads(json.dumps(decisive))
+        return json.loads(json.dumps(decisive, default=str))
 
     def _prepare_split(self, target: "Target", split: str) -> _Split:
-        conversations = self.source.conversations(split, self.limits[split])
-        rendered = [prompt_ids(target.tokenizer, c.prompt_messages) for c in conversations]
-        answer = self.generation.max_new_tokens if self.regenerate else 1
-        room = min(self.sequence_length, target.max_length) - answer
-        fitting = [i for i, ids in enumerate(rendered) if len(ids) <= room]
-        if not fitting:
-            raise UserError(
-                f"none of the {len(conversations)} {split} conversations fits data.sequence_length="
-                f"{self.sequence_length} with {answer} tokens of answer: raise it or lower data.max_new_tokens"
+        found = self.source.conversations(split, self.limits[split])
+        conversations = [c for c in found if not self.benchmark.overlaps(c)]
+        overlapping = len(found) - len(conversations)
+        if overlapping:
+            warnings.warn(
+                f"{overlapping} of {len(found)} {split} conversations hold what the benchmark asks and are left out",
+                stacklevel=2,
             )
-        examples: list[Example]
-        unfinished = 0
+        left_out, unfinished = 0, 0
         if self.regenerate:
-            prompts = [rendered[i] for i in fitting]
+            prompts = self._prompts_with_room(target, split, conversations)
+            left_out = len(conversations) - len(prompts)
             description = f"target answers {split} prompts"
             responses = regenerate(target, prompts, self.generation, self.cache_dir, description)
             examples = [example_from_ids(p, r) for p, r in zip(prompts, responses, strict=True)]
             unfinished = sum(response[-1] not in target.eos_token_ids for response in responses)
         else:
-            examples = [self._example_from_source(target, conversations[i]) for i in fitting]
+            examples = [example_from_words(target.tokenizer, c, target.eos_token_ids) for c in conversations]
         rows, report = pack(examples, min(self.sequence_length, target.max_length))
         counts = count_supervised(rows, target.vocab_size)
-        return _Split(rows, counts, report, len(conversations) - len(fitting), unfinished)
+        return _Split(rows, counts, report, overlapping, left_out, unfinished)
 
     def _stored_split(self, target: "Target", store: Store, split: str) -> _Split:
         rows, about = store.rows[split], dict(store.contents.splits[split].about)
-        left_out, unfinished = about.pop("left_out"), about.pop("unfinished")
-        return _Split(rows, count_supervised(rows, target.vocab_size), PackingReport(**about), left_out, unfinished)
+        counts = {name: about.pop(name) for name in ("overlapping", "left_out", "unfinished")}
+        return _Split(rows, count_supervised(rows, target.vocab_size), PackingReport(**about), **counts)
 
-    def _example_from_source(self, target: "Target", conversation: Conversation) -> Example:
-        if conversation.response is None:
+    def _prompts_with_room(
+        self, target: "Target", split: str, conversations: Sequence[Conversation]
+    ) -> list[list[int]]:
+        """Token ids of the prompts that leave room for an answer in a row."""
+        room = min(self.sequence_length, target.max_length) - self.generation.max_new_tokens
+        rendered = (opening_ids(target.tokenizer, c) for c in conversations)
+        prompts = [ids for ids in rendered if len(ids) <= room]
+        if not prompts:
             raise UserError(
-                f"the conversation {conversation.id} of {self.source.name} has no response: set data.regenerate=true, "
-                "or use conversations that end with the assistant's answer"
+                f"none of the {len(conversations)} {split} conversations fits data.sequence_length="
+                f"{self.sequence_length} with {self.generation.max_new_tokens} tokens of answer: raise it or lower "
+                "data.max_new_tokens"
             )
-        return example_from_text(target.tokenizer, conversation.prompt_messages, conversation.response)
+        return prompts
 
     # --- what the data holds ----------------------------------------------------------------------------------------
 
@@ -201,7 +217,7 @@ class DataModule(LightningDataModule):
         for conversation in self.source.conversations(split):
             if limit is not None and len(found) == limit:
                 break
-            ids = prompt_ids(self._target.tokenizer, conversation.prompt_messages)
+            ids = opening_ids(self._target.tokenizer, conversation)
             if len(ids) <= room:
                 found.append(ids)
         if not found:
@@ -219,7 +235,8 @@ class DataModule(LightningDataModule):
     def about(self, split: str) -> dict[str, Any]:
         """What packing made of a split, and how many conversations were left out or cut."""
         data = self._prepared(split)
-        return asdict(data.report) | {"left_out": data.left_out, "unfinished": data.unfinished}
+        counts = {name: getattr(data, name) for name in ("overlapping", "left_out", "unfinished")}
+        return asdict(data.report) | counts
 
     def describe(self) -> dict[str, Any]:
         """The numbers that a run logs about its data."""

@@ -2,8 +2,9 @@
 
 R = rows, T = tokens in a row.
 
-Best-fit decreasing: examples from long to short, each into the fullest row that still takes it. No example is split;
-one that is longer than a row is cut at its end and counted.
+Best-fit decreasing: examples from long to short, each into the fullest row that still takes it. An example that is
+longer than a row becomes several pieces, each a document of its own, so that every token to learn is learned once, most
+of them with what went before.
 """
 
 from bisect import bisect_left, insort
@@ -19,9 +20,9 @@ from specdraft.errors import UserError
 
 @dataclass(frozen=True)
 class PackingReport:
-    """What packing made of the examples. ``truncated`` examples were longer than a row, ``lost_tokens`` their ends.
+    """What packing made of the examples. ``split`` examples were longer than a row; ``documents`` counts their pieces.
 
-    ``unsupervised`` examples had no token to learn (after the cut) and were left out.
+    ``unsupervised`` examples had no token to learn and were left out.
     """
 
     rows: int
@@ -29,8 +30,7 @@ class PackingReport:
     tokens: int
     supervised_tokens: int
     padding_share: float
-    truncated: int
-    lost_tokens: int
+    split: int
     unsupervised: int
 
 
@@ -38,13 +38,12 @@ def pack(examples: Sequence[Example], sequence_length: int, padding_id: int = 0)
     """All rows as one batch ``[R, T]``, and the report. Deterministic. Raises UserError if nothing is left to learn."""
     if sequence_length < 2:
         raise UserError(f"data.sequence_length is {sequence_length}: expected at least 2 tokens")
-    cut = [Example(e.input_ids[:sequence_length], e.loss_mask[:sequence_length]) for e in examples]
-    kept = [e for e in cut if any(e.loss_mask)]
-    if not kept:
+    supervised = [e for e in examples if any(e.loss_mask)]
+    if not supervised:
         raise UserError(
-            f"none of the {len(examples)} examples has a token to learn within data.sequence_length={sequence_length}: "
-            "expected responses; raise data.sequence_length or choose other data"
+            f"none of the {len(examples)} examples has a token to learn: expected responses; choose other data"
         )
+    kept = [piece for e in supervised for piece in _pieces(e, sequence_length)]
     rows = _assign([len(e.input_ids) for e in kept], sequence_length)
     tokens = sum(len(e.input_ids) for e in kept)
     report = PackingReport(
@@ -53,9 +52,8 @@ def pack(examples: Sequence[Example], sequence_length: int, padding_id: int = 0)
         tokens=tokens,
         supervised_tokens=sum(sum(e.loss_mask) for e in kept),
         padding_share=1 - tokens / (len(rows) * sequence_length),
-        truncated=sum(len(e.input_ids) > sequence_length for e in examples),
-        lost_tokens=sum(max(0, len(e.input_ids) - sequence_length) for e in examples),
-        unsupervised=len(cut) - len(kept),
+        split=sum(len(e.input_ids) > sequence_length for e in supervised),
+        unsupervised=len(examples) - len(supervised),
     )
     batch = padding_rows(len(rows), sequence_length, padding_id)
     for row, members in enumerate(rows):
@@ -81,6 +79,25 @@ def padding_rows(rows: int, sequence_length: int, padding_id: int = 0) -> Batch:
         document_ids=torch.full(shape, -1),
         loss_mask=torch.zeros(shape, dtype=torch.bool),
     )
+
+
+def _pieces(example: Example, length: int) -> list[Example]:
+    """The example, or if it is longer, pieces of at most ``length`` tokens that supervise each of its tokens once.
+
+    A piece begins where the example does, or a quarter of a row before its first token to learn: that is context alone.
+    """
+    ids, mask = example
+    if len(ids) <= length:
+        return [example]
+    pieces: list[Example] = []
+    context, done = length // 4, 0
+    while True in mask[done:]:
+        first = mask.index(True, done)
+        start = 0 if first < length - context else first - context
+        end = start + length
+        pieces.append(Example(ids[start:end], [False] * (first - start) + mask[first:end]))
+        done = end
+    return pieces
 
 
 def _assign(lengths: list[int], capacity: int) -> list[list[int]]:

@@ -6,15 +6,16 @@ that the first N of them are a random sample and a smaller limit takes a prefix 
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from specdraft.data import stdlib
 from specdraft.errors import UserError
 
-Message = Mapping[str, str]
+# "role" and "content" are texts; tool calls, names and reasoning stand beside them as chat templates read them.
+Message = Mapping[str, Any]
 
 # 99.5 % of the library's prompts are shorter, and 2,000 characters of Python are some 600 tokens: with room for an
 # answer they fit a context of 1,024.
@@ -23,15 +24,26 @@ MAX_PROMPT_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation to learn from or to continue.
+    """A conversation to learn from or to continue, or a document that nobody asked for.
 
-    ``prompt_messages`` end where the answer begins; ``response`` is the answer in the source, None if it has none.
+    ``prompt_messages`` end where the answer begins; ``response`` is the answer in the source, None if it has none, and
+    ``response_extras`` is what the answer has beside its words: tool calls, reasoning. A document has no
+    ``prompt_messages`` and is its ``response``. ``tools`` are the JSON schemas of what the assistant may call.
     """
 
     id: str
     category: str
     prompt_messages: tuple[Message, ...]
     response: str | None = None
+    response_extras: Message = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All turns, the answer included if there is one; none of a document."""
+        if self.response is None or not self.prompt_messages:
+            return self.prompt_messages
+        return (*self.prompt_messages, {"role": "assistant", "content": self.response, **self.response_extras})
 
 
 class Source(Protocol):
@@ -58,9 +70,7 @@ class PythonStdlib:
 
     def conversations(self, split: str, limit: int | None = None) -> list[Conversation]:
         """The conversations of a split, in a fixed and fair order, at most ``limit``. Raises UserError."""
-        check_split(split)
-        if limit is not None and limit < 1:
-            raise UserError(f"the limit of conversations is {limit}: expected a positive number, or null for all")
+        check_request(split, limit)
         found = _split_conversations(self.root, self.include_tests, split)
         if not found:
             where = self.root or "the standard library"
@@ -73,10 +83,12 @@ class PythonStdlib:
         return short[:limit]
 
 
-def check_split(split: str) -> None:
-    """Raise UserError for an unknown split."""
+def check_request(split: str, limit: int | None) -> None:
+    """Raise UserError for an unknown split or a limit below 1."""
     if split not in stdlib.SPLITS:
         raise UserError(f"the split {split!r} is unknown: expected one of {', '.join(stdlib.SPLITS)}")
+    if limit is not None and limit < 1:
+        raise UserError(f"the limit of conversations is {limit}: expected a positive number, or null for all")
 
 
 def fair_order(conversations: Sequence[Conversation]) -> list[Conversation]:

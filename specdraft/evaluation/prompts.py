@@ -4,6 +4,7 @@ Everything that can be wrong with a prompt is found before the first one is deco
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from specdraft.errors import UserError
 
 STDLIB = "python-stdlib"
 STDLIB_LIMIT = 40
+ALL = sys.maxsize
 _FORMS = 'one of "prompt" (text), "messages" (list of {"role", "content"}) or "turns" (list of texts)'
 
 
@@ -45,6 +47,18 @@ def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
     if not benchmark.endswith((".jsonl", ".json")):
         raise UserError(f"the benchmark {benchmark!r} is unknown: expected {STDLIB} or the path of a .jsonl file")
     return _read_jsonl(Path(benchmark))[:limit]
+
+
+def benchmark_questions(benchmark: str, own: str | None = None) -> list[str]:
+    """All that the user asks in a benchmark, which training must not see. Raises UserError as ``load_prompts``.
+
+    ``own`` is a benchmark whose source holds out its questions by itself: of that one, nothing.
+    """
+    if benchmark == own:
+        return []
+    prompts = load_prompts(benchmark, ALL)
+    asked = [message["content"] for prompt in prompts for message in prompt.opening if message["role"] == "user"]
+    return asked + [question for prompt in prompts for question in prompt.follow_ups]
 
 
 def encode(tokenizer: Any, messages: Sequence[Message]) -> list[int]:

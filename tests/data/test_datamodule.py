@@ -9,7 +9,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from specdraft.data.chat import example_from_text, prompt_ids
+from specdraft.data.chat import example_from_words, prompt_ids
 from specdraft.data.datamodule import DataModule
 from specdraft.data.source import PythonStdlib
 from specdraft.drafters.batch import Batch
@@ -60,7 +60,7 @@ def test_source_responses_can_be_kept(target: Target, library: Path, tmp_path: P
     data = make(library, tmp_path, regenerate=False)
     data.prepare(target)
     expected = [
-        tuple(map(tuple, example_from_text(target.tokenizer, c.prompt_messages, c.response or "")))
+        tuple(map(tuple, example_from_words(target.tokenizer, c, target.eos_token_ids)))
         for c in data.source.conversations("validation", 7)
     ]
     found = [(tuple(ids), tuple(mask)) for batch in data.val_dataloader() for ids, mask in documents(batch)]
@@ -94,9 +94,23 @@ def test_prompts_without_room_are_left_out_and_counted(target: Target, library: 
     about = data.describe()
     assert about["train_left_out"] == sum(length > middle for length in lengths) > 0
     assert about["train_documents"] + about["train_left_out"] == 40
-    assert about["train_truncated"] == 0
+    assert about["train_split"] == 0
     with pytest.raises(UserError, match="none of the 40 train conversations fits"):
         make(library, tmp_path, sequence_length=10).prepare(target)
+
+
+def test_what_the_benchmark_asks_is_left_out_and_counted(target: Target, library: Path, tmp_path: Path) -> None:
+    source = PythonStdlib(root=str(library))
+    asked = [source.conversations(split, 7)[3].prompt_messages[0]["content"] for split in ("train", "validation")]
+    data = make(library, tmp_path, limit=7, benchmark=[asked[0].upper(), asked[1]])
+    with (
+        pytest.warns(UserWarning, match="1 of 7 train conversations hold what the benchmark asks"),
+        pytest.warns(UserWarning, match="1 of 7 validation conversations hold what the benchmark asks"),
+    ):
+        data.prepare(target)
+    about = data.describe()
+    assert (about["train_overlapping"], about["validation_overlapping"]) == (1, 1)
+    assert (about["train_documents"], about["validation_documents"]) == (6, 6)
 
 
 def test_evaluation_prompts_fit_the_context(target: Target, library: Path, tmp_path: Path) -> None:
@@ -206,13 +220,23 @@ def test_ranks_share_validation_without_loss_or_repetition(
 def test_the_shipped_config_makes_the_module() -> None:
     conf = Path(__file__).parents[2] / "conf"
     with initialize_config_dir(str(conf), version_base=None):
-        config = compose("data/python-stdlib", overrides=["+seed=3"])
-    data = instantiate({**config.data, "seed": config.seed})
+        config = compose("data/python-stdlib", overrides=["+seed=3", "+evaluation.benchmark=python-stdlib"])
+    data = instantiate(config).data
     assert isinstance(data, DataModule)
     assert data.generation.seed == 3
     assert data.sequence_length == 512
+    assert not data.benchmark.questions  # its own source holds them out
 
 
 def test_bad_settings_are_refused(library: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.batch_size is 0"):
         make(library, tmp_path, batch_size=0)
+
+
+def test_long_conversations_of_the_source_are_split_not_left_out(target: Target, library: Path, tmp_path: Path) -> None:
+    whole, split = (make(library, tmp_path, regenerate=False, sequence_length=n) for n in (128, 32))
+    whole.prepare(target)
+    split.prepare(target)
+    assert split.describe()["train_split"] > 0
+    assert split.describe()["train_left_out"] == 0
+    assert split.describe()["train_supervised_tokens"] == whole.describe()["train_supervised_tokens"]

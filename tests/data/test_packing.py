@@ -39,7 +39,7 @@ def test_no_token_is_lost_and_positions_restart(seed: int) -> None:
     assert report.documents == 100
     assert report.tokens == sum(len(e.input_ids) for e in given) == int((batch.document_ids >= 0).sum())
     assert report.supervised_tokens == int(batch.loss_mask.sum())
-    assert (report.truncated, report.lost_tokens, report.unsupervised) == (0, 0, 0)
+    assert (report.split, report.unsupervised) == (0, 0)
 
 
 def test_padding_is_no_document_and_not_supervised() -> None:
@@ -68,12 +68,29 @@ def test_rows_are_filled_well() -> None:
     assert report.padding_share < 0.02
 
 
-def test_longer_examples_are_cut_and_counted() -> None:
-    long = Example(list(range(100)), [i >= 10 for i in range(100)])
-    prompt_only = Example(list(range(200)), [i >= 150 for i in range(200)])
-    batch, report = pack([long, prompt_only], 64)
-    assert documents(batch) == [Example(long.input_ids[:64], long.loss_mask[:64])]
-    assert (report.truncated, report.lost_tokens, report.unsupervised) == (2, 36 + 136, 1)
+@pytest.mark.parametrize("seed", range(5))
+def test_longer_examples_are_split_and_every_token_is_learned_once(seed: int) -> None:
+    rng = random.Random(seed)
+    length = rng.randint(65, 400)
+    turns = [rng.random() < 0.5 for _ in range(length // 16 + 1)]
+    long = Example(list(range(length)), [turns[i // 16] or i == length - 1 for i in range(length)])
+    batch, report = pack([long, *examples(20, 64, seed + 1)], 64)
+    assert report.split == 1
+    pieces = [e for e in documents(batch) if e.input_ids[0] < 1000]
+    learned = [token for e in pieces for token, learn in zip(*e, strict=True) if learn]
+    assert sorted(learned) == [token for token, learn in zip(*long, strict=True) if learn]
+    for ids, mask in pieces:
+        assert ids == list(range(ids[0], ids[-1] + 1))
+        assert ids[0] == 0 or mask.index(True) == 16  # a quarter of a row of context
+    assert report.documents == 20 + len(pieces)
+
+
+def test_a_prompt_alone_is_left_out_and_a_long_one_is_shortened() -> None:
+    prompt_only = Example(list(range(200)), [False] * 200)
+    long_prompt = Example(list(range(200)), [i >= 150 for i in range(200)])
+    batch, report = pack([prompt_only, long_prompt], 64)
+    assert [e.input_ids for e in documents(batch)] == [list(range(134, 198)), list(range(182, 200))]
+    assert (report.split, report.unsupervised, report.supervised_tokens) == (1, 1, 50)
 
 
 def test_packing_is_deterministic() -> None:
