@@ -6,8 +6,8 @@ R = rows, T = tokens in a row, V = target vocabulary.
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,9 +137,8 @@ class DataModule(LightningDataModule):
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows, besides the target: JSON-able, and recorded with a store."""
-        options: dict[str, Any] = asdict(self.source) if is_dataclass(self.source) else {}
         decisive = {
-            "source": {"name": self.source.name, **options},
+            "source": _plain(self.source),
             "limit": self.limits["train"],
             "validation_limit": self.limits["validation"],
             "sequence_length": self.sequence_length,
@@ -147,7 +146,7 @@ class DataModule(LightningDataModule):
             "generation": asdict(self.generation) if self.regenerate else None,
             "benchmark": hashlib.sha256(repr(sorted(self.benchmark.questions)).encode()).hexdigest()[:16],
         }
-        return json.loads(json.dumps(decisive, default=str))
+        return json.loads(json.dumps(decisive))
 
     def _prepare_split(self, target: "Target", split: str) -> _Split:
         found = self.source.conversations(split, self.limits[split])
@@ -310,6 +309,18 @@ class DataModule(LightningDataModule):
         if self.trainer is None:
             return 0, 1
         return self.trainer.global_rank, self.trainer.world_size
+
+
+def _plain(value: Any) -> Any:
+    """A source, or sources within it, as its kind and its settings: JSON-able, and the same in every process."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "conversations"):
+        settings = {key: _plain(item) for key, item in vars(value).items() if not key.startswith("_")}
+        return {"kind": type(value).__name__, "name": value.name} | settings
+    return value if isinstance(value, bool | int | float | None) else str(value)
 
 
 def _as_it_is(batch: Any) -> Any:
