@@ -107,11 +107,6 @@ class DynamicTree:
         """The first ``depth`` levels."""
         return self if depth >= self.depth else DynamicTree(depth, self.top_k, self.num_nodes)
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether no node can have two children."""
-        return self.top_k == 1
-
     def __str__(self) -> str:
         return f"dynamic tree of {self.num_nodes}, depth {self.depth}, top {self.top_k}"
 

@@ -77,11 +77,6 @@ def test_cut_keeps_the_first_levels(depth):
     assert DynamicTree(3, 2, 5).cut(depth) == DynamicTree(min(depth, 3), 2, 5)
 
 
-def test_a_dynamic_tree_of_one_child_is_a_chain():
-    assert DynamicTree(4, 1, 4).is_chain
-    assert not DynamicTree(4, 2, 4).is_chain
-
-
 def test_names_say_what_is_drafted():
     assert str(StaticTree.chain(5)) == "chain of 5"
     assert str(StaticTree.chain(5, sampled=False)) == "chain of 5, most likely tokens"
