@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train evaluate export test lint format parity benchmark benchmark-peers lock clean
+.PHONY: help setup train evaluate export test test-slow lint format docs parity parity-features parity-answers benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +43,11 @@ evaluate: $(INSTALLED) ## measure a drafter: ARGS="checkpoint=PATH"
 export: $(INSTALLED) ## write an engine's format: ARGS="engine=vllm checkpoint=PATH"
 	$(RUN) export $(ARGS)
 
-test: lint ## style, types and tests; ARGS goes to pytest
-	$(RUN) -m pytest $(ARGS)
+test: lint ## style, types and tests, a process per core; ARGS goes to pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
+
+test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow $(ARGS)
 
 lint: $(INSTALLED) ## style and types alone
 	$(RUN) -m ruff check
@@ -65,6 +68,15 @@ $(PARITY_VENV)/.installed: requirements/parity.lock
 
 parity: $(INSTALLED) $(PARITY_VENV)/.installed ## the exported head in the real vLLM: same tokens, exactly our counts; HEAD=PATH takes a checkpoint
 	$(RUN) tests/parity/run.py $(if $(HEAD),--head $(HEAD)) $(ARGS)
+
+parity-features: $(INSTALLED) $(PARITY_VENV)/.installed ## hidden states of the real vLLM beside those of this process
+	$(RUN) tests/parity/features.py --engine-python $(PARITY_VENV)/bin/python
+
+parity-answers: $(INSTALLED) $(PARITY_VENV)/.installed ## answers of `vllm serve` and vllm.LLM beside those of this process
+	$(RUN) tests/parity/serve.py --engine-python $(PARITY_VENV)/bin/python
+
+docs: $(INSTALLED) ## the documentation as a site, build/docs/index.html
+	$(RUN) -m sphinx -q -W --keep-going -n docs build/docs
 
 benchmark: $(INSTALLED) ## the training step side by side; ARGS goes to benchmarks/train_step.py
 	$(RUN) benchmarks/train_step.py $(ARGS)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from lightning import seed_everything
 from omegaconf import DictConfig
 
@@ -18,30 +19,36 @@ def main(config: DictConfig) -> None:
     # Imported here so that --help answers at once.
     from specdraft.drafters.base import Drafter
     from specdraft.drafters.checkpoint import about_target, load_drafter
-    from specdraft.evaluation import EvaluationSettings, evaluate, load_prompts, table, write_report
+    from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.export import export, layout_for
     from specdraft.training.checkpoints import Interrupted, find_resume
-    from specdraft.training.fit import build_logger, fit
+    from specdraft.training.fit import fit
+    from specdraft.training.loggers import build_loggers, where
     from specdraft.training.plan import find_architecture, make_plan
-    from specdraft.training.preflight import check_before_work, engine_config
+    from specdraft.training.preflight import check_before_work, check_sweep, engine_config
     from specdraft.training.quiet import quiet
+    from specdraft.training.sizes import explain_sizes
     from specdraft.training.strategies import claim_gpu
 
-    directory = Path(HydraConfig.get().runtime.output_dir)
+    hydra = HydraConfig.get()
+    directory = Path(hydra.runtime.output_dir)
     settings = EvaluationSettings.from_config(config.decoding, config.seed)
+    cost = None if config.evaluation.cost_model is None else CostSettings(**config.evaluation.cost_model)
     if config.plan:
         print("\n".join(make_plan(config, *find_architecture(config)).lines()))
         return
+    check_sweep(config.trainer, hydra.mode is RunMode.MULTIRUN)
     claim_gpu(config.trainer)
     check_before_work(config, directory)
     engine = build(engine_config(CONF, config.export)) if config.export else None
     resume = find_resume(config.resume, Path(config.run_family), print)
     quiet()
     seed_everything(config.seed, workers=True, verbose=False)
-    logger = build_logger(config)
+    loggers = build_loggers(config, directory, resume)
+    generator = build(config.generator)
     target = build(config.target)
     data = build(config.data)
-    data.prepare(target)
+    data.prepare(target, generator)
 
     def servable(drafter: Drafter) -> None:
         # Days of training must not end in a format that does not exist.
@@ -49,7 +56,7 @@ def main(config: DictConfig) -> None:
             layout_for(drafter.served(), about_target(target), engine, directory / f"export-{engine.name}")
 
     try:
-        module = fit(config, target, data, logger, directory, resume, servable)
+        module = fit(config, target, data, loggers, directory, resume, servable)
     except Interrupted as stop:
         print(f"\n{stop}, as does resume=auto")
         sys.exit(INTERRUPTED)
@@ -57,11 +64,14 @@ def main(config: DictConfig) -> None:
         return
 
     print(f"\nhead:    {directory / 'drafter'}")
+    print(f"size:    {explain_sizes(directory, module.drafter)}")
+    for logger in loggers:
+        print(f"curves:  {where(logger)}")
     if config.evaluate:
         drafter = load_drafter(directory)[0].to(target.device, target.dtype)
         prompts = load_prompts(config.evaluation.benchmark, config.evaluation.limit)
         notes = {"benchmark": config.evaluation.benchmark, "checkpoint": str(directory)}
-        evaluation = evaluate(target, drafter, prompts, settings, build(config.compare), notes)
+        evaluation = evaluate(target, drafter, prompts, settings, build(config.compare), notes, cost=cost)
         print(table(evaluation))
         print(f"\nresults: {evaluation.write_json(directory / 'evaluation.json')}")
         print(f"report:  {write_report(evaluation, directory / 'report.html')}")

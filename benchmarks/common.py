@@ -53,3 +53,18 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         print("  ".join([first, *rest]))
+
+
+def put_into_page(
+    page: Path, mark: str, about: str, tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]]
+) -> None:
+    """Replace what stands between ``<!-- MARK: begin -->`` and ``<!-- MARK: end -->`` by a sentence and tables."""
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    _, after = rest.split(end)
+    blocks = []
+    for header, lines in tables:
+        table = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+        blocks.append("\n".join([*table, *("| " + " | ".join(line) + " |" for line in lines)]))
+    with atomic_file(page) as temporary:
+        temporary.write_text(before + "\n\n".join([begin, about, *blocks, end]) + after, encoding="utf-8")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common import print_table, write_result
+from common import print_table, put_into_page, write_result
 from specdraft.decoding.rules import Verdict, rejection_sampling
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import DraftTree
@@ -27,12 +27,10 @@ from specdraft.drafters.checkpoint import load_drafter
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import EvaluationSettings, evaluate, load_prompts
 from specdraft.evaluation.accuracies import measured_tree
-from specdraft.files import atomic_file
 from specdraft.targets import Target
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "families.md"
-BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1")
 TEMPERATURES = (0.0, 1.0)
 COLUMNS = ("family", "parameters", "draft", "T", "acceptance length", "cost ratio", "speedup", "identical")
@@ -136,20 +134,6 @@ def theory(measured: dict[str, dict[str, Any]]) -> list[list[str]]:
 THEORY = ("family", "rounds", "mean 1 - TV", "accepted", "difference (95 %)")
 
 
-def write_docs(tables: list[tuple[tuple[str, ...], list[list[str]]]], about: str) -> None:
-    """Put the tables between the marks of the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    blocks = []
-    for header, lines in tables:
-        table = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-        blocks.append("\n".join([*table, *("| " + " | ".join(line) + " |" for line in lines)]))
-    with atomic_file(PAGE) as temporary:
-        text = "\n\n".join([BEGIN, about, *blocks, END])
-        temporary.write_text(before + text + after, encoding="utf-8")
-
-
 @exit_on_user_error
 def main() -> None:
     """Parse options, train, evaluate, write."""
@@ -177,7 +161,7 @@ def main() -> None:
             f"{options.steps} steps each, {options.limit} held-out prompts of up to 128 tokens, float32 on a CPU; "
             f"all figures in `benchmarks/results/{path.name}`."
         )
-        write_docs([(COLUMNS, rows(measured)), (THEORY, theory(measured))], about)
+        put_into_page(PAGE, "families", about, [(COLUMNS, rows(measured)), (THEORY, theory(measured))])
     print(f"\nwritten to {path}")
 
 

@@ -4,12 +4,14 @@ import functools
 import importlib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -17,10 +19,11 @@ from hydra.errors import (
     MissingConfigException,
 )
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specdraft.errors import UserError
+from specdraft.redaction import literal_secrets, redact_text
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 
@@ -31,6 +34,7 @@ def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], None]
     def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
         @functools.wraps(task)
         def prepared(config: DictConfig) -> None:
+            _refuse_secrets(config)
             _import(config.imports)
             task(config)
 
@@ -39,6 +43,20 @@ def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], None]
         return _reported(job)
 
     return decorate
+
+
+def _refuse_secrets(config: DictConfig) -> None:
+    """A secret on the command line stands in the shell's history, in the list of processes and in loggers' records."""
+    literal = next(literal_secrets(OmegaConf.to_container(config, resolve=False)), None)
+    if literal is None:
+        return
+    hydra_config = HydraConfig.get()
+    if hydra_config.output_subdir is not None:  # Hydra has written it there by now
+        shutil.rmtree(Path(hydra_config.runtime.output_dir) / hydra_config.output_subdir, ignore_errors=True)
+    raise UserError(
+        f"{literal} holds a secret in plain text: expected it in an environment variable; "
+        f"write {literal}='${{oc.env:NAME}}'"
+    )
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -69,7 +87,7 @@ def _reported(function: Callable[..., None]) -> Callable[..., None]:
             sentence = explain(error)
             if sentence is None:
                 raise
-            print(f"error: {sentence}", file=sys.stderr)
+            print(f"error: {redact_text(sentence)}", file=sys.stderr)
             sys.exit(2)
 
     return wrapped

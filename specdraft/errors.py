@@ -5,9 +5,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+_LONGEST = 1600  # characters
+
 
 class UserError(Exception):
     """Bad input or a missing means, found before any work was lost. Entry points print it and exit with 2."""
+
+    def __init__(self, message: str) -> None:
+        """One line that any terminal can print, whatever a file or a library puts into it."""
+        printable = message.encode(errors="backslashreplace").decode()
+        line = " ".join(line.strip() for line in printable.splitlines() if line.strip())
+        super().__init__(line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}")
 
 
 def exit_on_user_error(main: Callable[..., Any]) -> Callable[..., Any]:

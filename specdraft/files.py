@@ -1,8 +1,10 @@
 """Files that are whole or absent: everything is written under a temporary name and renamed into place."""
 
+import fcntl
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +22,7 @@ def make_directory(path: Path) -> Path:
     """Create ``path`` with its parents. Raises UserError where that is not allowed."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = _sibling(path / "probe")
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=path).close()  # without a name, so that a kill here leaves nothing behind
     except OSError as error:
         raise UserError(
             f"cannot write to the directory {path} ({error.strerror}): choose another one or change its permissions"
@@ -58,11 +58,36 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(previous, ignore_errors=True)
 
 
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Of all processes that come here with the same ``path``, a lock file, one at a time goes on."""
+    make_directory(path.parent)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def read_json(path: Path) -> Any:
     """Parse a JSON file. Raises UserError if it is missing or malformed."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the path") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error}): restore or rewrite the file") from error
+
+
+def member(folder: Path, name: str) -> Path:
+    """The file ``name`` of ``folder``. Raises UserError for a name or a link that leads out of the folder.
+
+    A snapshot in the hub's cache consists of links to ``blobs/`` beside it, which are its own.
+    """
+    home = folder.resolve()
+    places = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    try:
+        inside = any((folder / name).resolve().is_relative_to(place) for place in places)
+    except (OSError, ValueError, RuntimeError):  # no name of a file, or links in a circle
+        inside = False
+    if not inside:
+        raise UserError(f"{folder} names the file {name!r}, which lies elsewhere: expected files of that folder alone")
+    return folder / name

@@ -74,6 +74,24 @@ FAMILIES = {
     ),
     "qwen3-moe": Family("qwen3_moe", EXPERTS),
     "mixtral": Family("mixtral", EXPERTS | {"sliding_window": WINDOW}),
+    "gpt-oss": Family(
+        "gpt_oss",
+        EXPERTS
+        | {
+            "sliding_window": WINDOW,
+            "layer_types": SLIDING_AND_FULL,
+            "attn_implementation": "eager",  # the only one that knows attention sinks
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
     "granite": Family("granite", {"logits_scaling": 8.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}),
     "cohere": Family("cohere", {"logit_scale": 0.0625, "use_qk_norm": True}),
 }

@@ -72,7 +72,7 @@ def test_it_learns(trained):
 
 
 def test_its_checkpoint_decodes_as_a_tree(workplace, trained):
-    options = [f"checkpoint={trained}", "limit=2", "decoding.max_new_tokens=12", "compare=[]"]
+    options = [f"checkpoint={trained}", "limit=2", "decoding.max_new_tokens=12", "compare=[]", "cost_model=null"]
     options += ["decoding/shape=dynamic_tree", f"hydra.run.dir={workplace}/evaluation"]
     done = run(workplace, "evaluate.py", "imports=[bigram]", *options)
     assert done.returncode == 0, done.stderr

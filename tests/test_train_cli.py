@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +84,8 @@ def arguments(world, tmp_path):
         "decoding.max_new_tokens=6",
         "decoding.num_draft_tokens=2",
         f"evaluation.benchmark={world / 'prompts.jsonl'}",
+        "evaluation.cost_model.batch_sizes=[1]",
+        "evaluation.cost_model.seconds=0.1",
         f"run_family={tmp_path / 'family'}",
         f"hydra.run.dir={tmp_path / 'family' / 'run'}",
     ]
@@ -118,10 +119,20 @@ def losses(directory: Path) -> dict[str, str]:
     return {row["step"]: row["train/loss"] for row in metrics(directory) if row["train/loss"]}
 
 
-def test_trains_measures_and_exports(train, arguments, tmp_path):
-    status, out, err = train(*arguments)
+def test_trains_measures_and_exports(train, arguments, tmp_path, monkeypatch):
+    secrets = {"HF_TOKEN": "hf_planted_one", "WANDB_API_KEY": "planted-number-two", "SERVER_PASSWORD": "planted three"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    hidden = "+server={api_key: '${oc.env:WANDB_API_KEY}', url: 'https://user:${oc.env:SERVER_PASSWORD}@host'}"
+    status, out, err = train(*arguments, hidden)
     assert status == 0, err
     run = tmp_path / "family" / "run"
+    written = {path: path.read_bytes() for path in (tmp_path / "family").rglob("*") if path.is_file()}
+    assert any(b"oc.env:WANDB_API_KEY" in data for data in written.values())
+    assert any(b"user:***@host" in data for data in written.values())
+    for secret in secrets.values():
+        assert secret not in out + err
+        assert [path for path, data in written.items() if secret.encode() in data] == []
     assert {path.name for path in (run / "drafter").iterdir()} == {"config.json", "model.safetensors"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert [row["step"] for row in metrics(run) if row["acceptance_length"]] == ["3", "4"]
@@ -133,6 +144,7 @@ def test_trains_measures_and_exports(train, arguments, tmp_path):
     assert "step 4/4" in err and "tokens/s" in err
     extra = json.loads((run / "drafter" / "config.json").read_text())["extra"]
     assert extra["decoding"] == {"num_draft_tokens": 2}
+    assert len(extra["target"].pop("chat_template_hash")) == 16
     assert extra["target"] == {
         "architecture": "LlamaForCausalLM",
         "dtype": "float32",
@@ -143,6 +155,23 @@ def test_trains_measures_and_exports(train, arguments, tmp_path):
         "eos_token_id": 1,
         "pad_token_id": 2,
     }
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_checkpoint_that_would_run_code_is_not_resumed(train, arguments, tmp_path):
+    torch.save({"state_dict": Payload(tmp_path / "ran")}, tmp_path / "foreign.ckpt")
+    status, _, err = train(*arguments, f"resume={tmp_path / 'foreign.ckpt'}")
+    assert status == 2 and "foreign.ckpt is damaged, or holds more than tensors and settings" in err
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("model", ["draft", "eagle", "eagle3_1", "medusa"])
@@ -183,54 +212,6 @@ def test_init_trains_on(train, arguments, tmp_path):
         assert status == 2 and sentence in err, err
 
 
-def test_wandb_offline_by_one_word(train, arguments, tmp_path):
-    wandb = pytest.importorskip("wandb")
-    status, _, err = train(*arguments, "logger=wandb", "logger.offline=true", "evaluate=false", "export=null")
-    assert status == 0, err
-    wandb.teardown()  # the file is written by a process of W&B's own
-    (record,) = (tmp_path / "family" / "run").glob("wandb/offline-run-*/run-*.wandb")
-    names = wandb_names(record)
-    assert {"train/loss", "train/tokens_per_second", "acceptance_length", "conditional_acceptance_rate_1"} <= names
-
-
-def wandb_names(path: Path) -> set[str]:
-    """The metric names in W&B's own file of an offline run."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    names = set()
-    for data in wandb_records(path.read_bytes()):
-        record = Record()
-        record.ParseFromString(data)
-        names |= {item.key or "/".join(item.nested_key) for item in record.history.item}
-    return names
-
-
-def wandb_records(data: bytes) -> Iterator[bytes]:
-    """The records of a LevelDB log: after 7 bytes, pieces of (crc 4, length 2, kind 1, payload) in blocks of 32 KiB."""
-    assert data[:4] == b":W&B"
-    position, record = 7, b""
-    while position + 7 <= len(data):
-        rest = 32768 - position % 32768
-        if rest < 7:
-            position += rest
-            continue
-        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
-        record += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
-            yield record
-            record = b""
-
-
-def test_tensorboard_by_one_word(train, arguments, tmp_path):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    status, _, err = train(*arguments, "logger=tensorboard", "evaluate=false", "export=null")
-    assert status == 0, err
-    events = event_accumulator.EventAccumulator(str(tmp_path / "family" / "run" / "tensorboard")).Reload()
-    assert {"train/loss", "acceptance_length"} <= set(events.Tags()["scalars"])
-    assert [event.step for event in events.Scalars("acceptance_length")] == [3, 4]
-
-
 def test_interrupt_leaves_a_checkpoint_and_resume_continues(train, arguments, tmp_path):
     quick = [*arguments, "evaluate=false", "export=null", "trainer.max_steps=40", "live.every_n_steps=0"]
     whole, part, rest = (tmp_path / "family" / name for name in ("whole", "part", "rest"))
@@ -258,13 +239,13 @@ def test_interrupt_leaves_a_checkpoint_and_resume_continues(train, arguments, tm
 
     status, _, err = train(*quick, f"hydra.run.dir={rest}", "resume=auto")
     assert status == 0, err
-    status, _, err = train(*quick, f"hydra.run.dir={whole}")
-    assert status == 0, err
+    status, _, other = train(*quick, f"hydra.run.dir={whole}")
+    assert status == 0, other
     expected = losses(whole)
-    assert min(int(step) for step in losses(rest)) == stopped + 1
-    for step, loss in (losses(part) | losses(rest)).items():
+    assert f"step {stopped}/40" not in err and f"step {stopped + 1}/40" in err
+    for step, loss in losses(rest).items():  # the whole curve, what was before the stop included
         assert float(loss) == pytest.approx(float(expected[step]), rel=1e-5)
-    assert set(losses(part) | losses(rest)) == set(expected)
+    assert set(losses(rest)) == set(expected)
 
 
 def test_two_ranks_equal_one(train, arguments, tmp_path):
@@ -297,7 +278,7 @@ def test_resuming_a_finished_run_keeps_its_head(train, arguments, tmp_path):
     [
         (["trainer.max_stepz=3"], "unknown config key 'trainer.max_stepz'"),
         (["nonsense=3"], "unknown config key 'nonsense'"),
-        (["target=llama-9b"], "unknown target 'llama-9b': expected one of llama-70b, llama-8b"),
+        (["target=llama-9b"], "unknown target 'llama-9b': expected one of gpt-oss-20b, llama-70b, llama-8b"),
         (["target.name=embedded://large"], "no embedded target 'embedded://large'"),
         (["decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
         (["model.draft_vocab_size=321"], "model.draft_vocab_size is 321"),

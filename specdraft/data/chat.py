@@ -16,6 +16,8 @@ from specdraft.errors import UserError
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # A document's beginning that the target is to continue: at most so many tokens, and at most half of it.
 _OPENING = 128
+# Conversations longer than the target's context are split later: no warning about them.
+_TOKENIZED = {"tokenize": True, "return_dict": True, "tokenizer_kwargs": {"verbose": False}}
 
 
 class Example(NamedTuple):
@@ -37,7 +39,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
     """Token ids up to where the assistant's next answer begins."""
     check_tokenizer(tokenizer)
-    return _render(tokenizer, messages, tools, tokenize=True, return_dict=True, add_generation_prompt=True)["input_ids"]
+    return _render(tokenizer, messages, tools, **_TOKENIZED, add_generation_prompt=True)["input_ids"]
 
 
 def opening_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
@@ -46,11 +48,6 @@ def opening_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
         return prompt_ids(tokenizer, conversation.prompt_messages, conversation.tools)
     ids = _document_ids(tokenizer, conversation)
     return ids[: max(1, min(_OPENING, len(ids) // 2))]
-
-
-def example_from_ids(prompt: Sequence[int], response: Sequence[int]) -> Example:
-    """A prompt and the token ids that the target answered with, untouched."""
-    return Example([*prompt, *response], [False] * len(prompt) + [True] * len(response))
 
 
 def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Collection[int]) -> Example:
@@ -79,9 +76,7 @@ def _example_from_messages(
 ) -> Example:
     template = tokenizer.get_chat_template(tools=list(tools) or None)
     if _GENERATION_MARK.search(template):
-        rendered = _render(
-            tokenizer, messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
+        rendered = _render(tokenizer, messages, tools, **_TOKENIZED, return_assistant_tokens_mask=True)
         mask = [bool(value) for value in rendered["assistant_masks"]]
         if not any(mask):
             raise UserError(

@@ -6,15 +6,15 @@ equal conversations one is left, and adding, moving or sorting rows changes noth
 """
 
 import hashlib
-import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
 from specdraft.data.forms import FORM_NAMES, MalformedError, convert, recognise
+from specdraft.data.places import Places
 from specdraft.data.rows import Raw, read_rows
-from specdraft.data.source import Conversation, Message, check_request
+from specdraft.data.source import Conversation, Selection, check_request, digest
 from specdraft.errors import UserError
 
 _FIRST_ROWS = 100  # that are asked for their form
@@ -24,7 +24,8 @@ _LISTED = 20  # malformed rows that the warning names
 class Conversations:
     """Conversations or documents of ``path``: a JSONL, JSON or Parquet file, a folder of them, or a ``datasets`` name.
 
-    Memory holds what a limit asks for, whatever the size of the files.
+    The files are read once from front to back, to learn where each conversation stands, and then again where one is
+    asked for: memory holds 40 bytes a conversation.
     """
 
     def __init__(
@@ -41,8 +42,8 @@ class Conversations:
         """Check the settings; nothing is read yet.
 
         ``form`` None recognises it from the first rows. Rows that are none of the form are skipped, up to
-        ``max_malformed``. ``held_out`` is the share of questions that validation and test get each. ``max_rows`` stops
-        reading early, which streamed data sets want.
+        ``max_malformed``, and as many whose loss mask is not safe. ``held_out`` is the share of questions that
+        validation and test get each. ``max_rows`` stops reading early, which streamed data sets want.
         """
         if form is not None and form not in FORM_NAMES:
             raise UserError(f"data.source.form is {form!r}: expected one of {', '.join(FORM_NAMES)}, or null")
@@ -59,39 +60,50 @@ class Conversations:
         self.subset = subset
         self.dataset_split = dataset_split
         self.streaming = streaming
-        self._warned = False
+        self._found: tuple[Places, str] | None = None  # and the form
 
-    def conversations(self, split: str, limit: int | None = None) -> list[Conversation]:
+    def conversations(self, split: str, limit: int | None = None) -> Selection:
         """The conversations of a split, in a fixed and fair order, at most ``limit``. Raises UserError."""
         check_request(split, limit)
-        found: dict[bytes, Conversation] = {}
-        for conversation in self._read():
-            if self._split_of(conversation) == split:
-                found.setdefault(_digest(conversation), conversation)
-                if limit is not None and len(found) >= 2 * limit:
-                    found = {digest: found[digest] for digest in sorted(found)[:limit]}
-        if not found:
+        if self._found is None:
+            self._found = self._find()
+        places, form = self._found
+        order, digests = places.fair_order(split)
+        if not len(order):
             raise UserError(
                 f"{self.name} has no conversations in its {split} split: expected more well-formed rows, of which "
                 f"data.source.held_out={self.held_out} go to validation and as many to test"
             )
-        return [found[digest] for digest in sorted(found)[:limit]]
 
-    def _read(self) -> Iterator[Conversation]:
-        """All conversations, in the order of the rows. Raises UserError at the end if too many rows are malformed."""
+        def read(place: int) -> Conversation:
+            raw = places.read(place)
+            with suppress(MalformedError):
+                conversation = _conversation(raw, form)
+                if digest(conversation) == places.digest(place):
+                    return conversation
+            raise UserError(f"{raw.origin} changed while it was read: start again when the file is finished")
+
+        return Selection(read, order[:limit], digests[:limit])
+
+    def _find(self) -> tuple[Places, str]:
+        """Where all conversations stand, and their form. Raises UserError at the end if too many are malformed."""
         rows = islice(read_rows(self.name, self.subset, self.dataset_split, self.streaming), self.max_rows)
         first = list(islice(rows, _FIRST_ROWS))
         form = self.form or self._recognise(first)
+        places = Places()
         total, malformed, listed = 0, 0, list[str]()
         for raw in (row for part in (first, rows) for row in part):
             total += 1
             try:
-                yield _conversation(raw, form)
+                conversation = _conversation(raw, form)
             except MalformedError as error:
                 malformed += 1
                 if len(listed) < _LISTED:
                     listed.append(f"{raw.origin} ({error})")
+            else:
+                places.add(raw, self._split_of(conversation), digest(conversation))
         self._report(malformed, total, listed)
+        return places, form
 
     def _recognise(self, rows: list[Raw]) -> str:
         """The form of most of the first rows."""
@@ -111,13 +123,12 @@ class Conversations:
                 f"{malformed} of {total} rows of {self.name} are malformed, and data.source.max_malformed is "
                 f"{self.max_malformed}: mend them or raise it; the first is {listed[0]}"
             )
-        if malformed and not self._warned:
+        if malformed:
             more = f" and {malformed - len(listed)} more" if malformed > len(listed) else ""
             warnings.warn(
                 f"{malformed} of {total} rows of {self.name} are malformed and skipped: {', '.join(listed)}{more}",
                 stacklevel=2,
             )
-            self._warned = True
 
     def _split_of(self, conversation: Conversation) -> str:
         digest = hashlib.sha256(_question(conversation).encode()).digest()
@@ -141,10 +152,3 @@ def _question(conversation: Conversation) -> str:
     """What was asked first, in lower case and with single blanks; of a document, its text."""
     asked = (message["content"] for message in conversation.prompt_messages if message["role"] == "user")
     return " ".join(next(asked, conversation.response or "").lower().split())
-
-
-def _digest(conversation: Conversation) -> bytes:
-    said: list[Message | str] = [*conversation.messages, *conversation.tools]
-    if not conversation.prompt_messages:
-        said = [conversation.response or ""]
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).digest()

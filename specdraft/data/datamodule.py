@@ -5,63 +5,55 @@ R = rows, T = tokens in a row, V = target vocabulary.
 
 import hashlib
 import json
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+import tokenizers
+import transformers
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
-from specdraft.data.chat import example_from_ids, example_from_words, opening_ids
+from specdraft.data.chat import Example, opening_ids
+from specdraft.data.examples import Examples, Flat, Notes, in_chunks, prepared
 from specdraft.data.overlap import Benchmark
-from specdraft.data.packing import PackingReport, pack, padding_rows
-from specdraft.data.regenerate import RegenerationSettings, default_cache_dir, regenerate
+from specdraft.data.packing import HeldRows, PackedRows, PackingReport, Rows, pack_flat
+from specdraft.data.regeneration import Engine, RegenerationSettings, default_cache_dir, regenerated_examples
+from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.sampler import ResumableSampler
-from specdraft.data.source import Conversation, Source
+from specdraft.data.source import Conversation, Selection, Source
 from specdraft.data.store import Store, StoredRows
+from specdraft.data.store.contents import tokenizer_hash
+from specdraft.data.tokenise import CHUNK, accepted, available_cores, tokenised
 from specdraft.data.vocabulary import build_draft_vocabulary, count_supervised, coverage
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
 
 if TYPE_CHECKING:
+    from specdraft.drafters.base import Drafter
     from specdraft.targets import Target
-
-
-class PackedRows(Dataset[Batch]):
-    """Packed rows ``[R, T]``, taken several at a time."""
-
-    def __init__(self, rows: Batch) -> None:
-        """Keep all rows in memory: 25 bytes a token."""
-        self.rows = rows
-
-    def __len__(self) -> int:
-        """R."""
-        return self.rows.input_ids.shape[0]
-
-    def __getitem__(self, index: int) -> Batch:
-        """One row, as a batch of one."""
-        return self.__getitems__([index])
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The rows at ``indices``, as a batch: the loader asks for a whole batch at once."""
-        chosen, rows = torch.tensor(indices), self.rows
-        return Batch(
-            rows.input_ids[chosen], rows.position_ids[chosen], rows.document_ids[chosen], rows.loss_mask[chosen]
-        )
 
 
 @dataclass(frozen=True)
 class _Split:
-    rows: Batch
+    rows: Rows
     counts: Tensor  # [V] supervised tokens by id
     report: PackingReport
+    fingerprint: str  # of all rows
     overlapping: int  # conversations that hold what the benchmark asks
     left_out: int  # conversations whose prompt leaves no room for an answer
+    shortened: int  # conversations that a later turn without room ended
     unfinished: int  # regenerated responses that max_new_tokens cut
+    unsafe: int  # conversations without a safe loss mask
+
+
+# What a split counts beside what packing reports, and what tells its rows from others.
+_COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "unsafe")
+_BESIDES = ("fingerprint", *_COUNTS)
 
 
 class DataModule(LightningDataModule):
@@ -83,6 +75,7 @@ class DataModule(LightningDataModule):
         max_new_tokens: int = 96,
         generation_batch_size: int = 128,
         cache_dir: str | None = None,
+        num_proc: int | None = None,
         num_workers: int = 0,
         seed: int = 0,
         store: str | None = None,
@@ -90,8 +83,9 @@ class DataModule(LightningDataModule):
     ) -> None:
         """Check the settings; nothing is read yet. ``limit`` and ``validation_limit`` count conversations.
 
-        With ``store``, a directory, rows and hidden states come from there. ``benchmark`` holds questions:
-        conversations that overlap with one are left out.
+        ``num_proc`` processes tokenise (None: one per core, at most 8); ``num_workers`` of each loader read rows. With
+        ``store``, a directory, rows and hidden states come from there. ``benchmark`` holds questions: conversations
+        that overlap with one are left out.
         """
         super().__init__()
         if batch_size < 1 or num_workers < 0:
@@ -99,6 +93,8 @@ class DataModule(LightningDataModule):
                 f"data.batch_size is {batch_size} and data.num_workers {num_workers}: expected a positive number of "
                 "rows per device and no negative number of workers"
             )
+        if num_proc is not None and num_proc < 1:
+            raise UserError(f"data.num_proc is {num_proc}: expected a positive number of processes, or null")
         self.source = source
         self.sequence_length = sequence_length
         self.batch_size = batch_size
@@ -108,6 +104,7 @@ class DataModule(LightningDataModule):
             tuple(float(t) for t in temperatures), max_new_tokens, generation_batch_size, seed
         )
         self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+        self.num_proc = num_proc or min(8, available_cores())
         self.num_workers = num_workers
         self.seed = seed
         self.store_path = Path(store).expanduser() if store else None
@@ -125,15 +122,26 @@ class DataModule(LightningDataModule):
 
     # --- preparation ------------------------------------------------------------------------------------------------
 
-    def prepare(self, target: "Target") -> None:
-        """Read, regenerate (or find in the cache), tokenise, pack and count; or open the store. Raises UserError."""
+    def prepare(self, target: "Target", engine: Engine | None = None) -> None:
+        """Read, regenerate (or find in the cache), tokenise, pack and count; or open the store. Raises UserError.
+
+        ``engine`` lets the target answer; None: in this process.
+        """
         self._target = target
         if self.store_path is None:
-            self._splits = {split: self._prepare_split(target, split) for split in ("train", "validation")}
+            with closing(engine or InProcess()) as answering:
+                self._splits = {
+                    split: self._prepare_split(target, split, answering) for split in ("train", "validation")
+                }
             return
         self._store = Store(self.store_path)
         self._store.check(target, self.settings())
         self._splits = {split: self._stored_split(target, self._store, split) for split in self._store.rows}
+
+    def check_reads(self, drafter: "Drafter") -> None:
+        """Raises UserError if the drafter reads what the store, if there is one, does not hold."""
+        if self._store is not None:
+            self._store.origin.check(drafter)
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows, besides the target: JSON-able, and recorded with a store."""
@@ -148,48 +156,96 @@ class DataModule(LightningDataModule):
         }
         return json.loads(json.dumps(decisive))
 
-    def _prepare_split(self, target: "Target", split: str) -> _Split:
+    def chosen(self, split: str) -> Iterator[Conversation]:
+        """The conversations of a split, without those that hold what the benchmark asks."""
+        return self._without_benchmark(self.source.conversations(split, self.limits[split]), Notes())
+
+    def row_length(self, target: "Target") -> int:
+        """Tokens in a packed row, of which the target must be able to read all."""
+        return min(self.sequence_length, target.max_length)
+
+    def _prepare_split(self, target: "Target", split: str, engine: Engine) -> _Split:
         found = self.source.conversations(split, self.limits[split])
-        conversations = [c for c in found if not self.benchmark.overlaps(c)]
-        overlapping = len(found) - len(conversations)
-        if overlapping:
-            warnings.warn(
-                f"{overlapping} of {len(found)} {split} conversations hold what the benchmark asks and are left out",
-                stacklevel=2,
-            )
-        left_out, unfinished = 0, 0
+        examples = prepared(
+            self.cache_dir / "prepared",
+            self._decisive(target, split, found),
+            target.vocab_size,
+            lambda notes: self._examples(target, split, found, engine, notes),
+        )
+        rows, report = pack_flat(Flat(examples.tokens, examples.lengths), examples.supervised, self.row_length(target))
+        counts = {name: examples.notes.counts[name] for name in _COUNTS}
+        return _Split(rows, examples.counts, report, _fingerprint(examples, rows), **counts)
+
+    def _decisive(self, target: "Target", split: str, found: Selection) -> dict[str, Any]:
+        """All that decides the examples."""
+        settings = self.settings()
+        regenerated = {
+            "split": split,  # of which messages speak
+            "generation": settings["generation"],
+            "target": asdict(target.identity),
+            "dtype": str(target.dtype),
+            "row_length": self.row_length(target),
+        }
+        return {
+            "conversations": found.fingerprint,
+            "benchmark": settings["benchmark"],
+            "tokenizer": _tokenizer(target.tokenizer),
+            "end": sorted(target.eos_token_ids),
+            "regenerated": regenerated if self.regenerate else {"max_malformed": self.source.max_malformed},
+        }
+
+    def _examples(self, target: "Target", split: str, found: Selection, engine: Engine, notes: Notes) -> Iterator[Flat]:
+        """The examples of the conversations ``found``, in chunks."""
+        notes.counts |= dict.fromkeys(_COUNTS, 0)
         if self.regenerate:
-            prompts = self._prompts_with_room(target, split, conversations)
-            left_out = len(conversations) - len(prompts)
-            description = f"target answers {split} prompts"
-            responses = regenerate(target, prompts, self.generation, self.cache_dir, description)
-            examples = [example_from_ids(p, r) for p, r in zip(prompts, responses, strict=True)]
-            unfinished = sum(response[-1] not in target.eos_token_ids for response in responses)
+            conversations = self._without_benchmark(found, notes)
+            yield from in_chunks(self._regenerated(target, split, conversations, engine, notes))
         else:
-            examples = [example_from_words(target.tokenizer, c, target.eos_token_ids) for c in conversations]
-        rows, report = pack(examples, min(self.sequence_length, target.max_length))
-        counts = count_supervised(rows, target.vocab_size)
-        return _Split(rows, counts, report, overlapping, left_out, unfinished)
+            bar = tqdm(found, desc=f"preparing {split} conversations", unit="", unit_scale=True, dynamic_ncols=True)
+            conversations = self._without_benchmark(bar, notes)
+            processes = min(self.num_proc, -(-len(found) // CHUNK))
+            chunks = tokenised(target.tokenizer, conversations, target.eos_token_ids, processes)
+            where = f"{split} conversations of {self.source.name}"
+            yield from accepted(chunks, self.source.max_malformed, where, notes)
+        if notes.counts["overlapping"]:
+            notes.warnings.append(
+                f"{notes.counts['overlapping']} of {len(found)} {split} conversations hold what the benchmark asks and "
+                "are left out"
+            )
+
+    def _without_benchmark(self, conversations: Iterable[Conversation], notes: Notes) -> Iterator[Conversation]:
+        for conversation in conversations:
+            if self.benchmark.overlaps(conversation):
+                notes.counts["overlapping"] += 1
+            else:
+                yield conversation
+
+    def _regenerated(
+        self, target: "Target", split: str, conversations: Iterable[Conversation], engine: Engine, notes: Notes
+    ) -> Iterator[Example]:
+        """What the target answers, turn by turn."""
+        examples, counts = regenerated_examples(
+            target,
+            conversations,
+            self.generation,
+            self.cache_dir,
+            self.row_length(target),
+            f"{split} conversations",
+            engine,
+        )
+        notes.counts |= {name: getattr(counts, name) for name in ("left_out", "shortened", "unfinished")}
+        yield from examples
 
     def _stored_split(self, target: "Target", store: Store, split: str) -> _Split:
-        rows, about = store.rows[split], dict(store.contents.splits[split].about)
-        counts = {name: about.pop(name) for name in ("overlapping", "left_out", "unfinished")}
-        return _Split(rows, count_supervised(rows, target.vocab_size), PackingReport(**about), **counts)
-
-    def _prompts_with_room(
-        self, target: "Target", split: str, conversations: Sequence[Conversation]
-    ) -> list[list[int]]:
-        """Token ids of the prompts that leave room for an answer in a row."""
-        room = min(self.sequence_length, target.max_length) - self.generation.max_new_tokens
-        rendered = (opening_ids(target.tokenizer, c) for c in conversations)
-        prompts = [ids for ids in rendered if len(ids) <= room]
-        if not prompts:
+        try:
+            rows, about = store.rows[split], dict(store.contents.splits[split].about)
+            besides = {name: about.pop(name) for name in _BESIDES}
+            report = PackingReport(**about)
+        except (KeyError, TypeError) as error:
             raise UserError(
-                f"none of the {len(conversations)} {split} conversations fits data.sequence_length="
-                f"{self.sequence_length} with {self.generation.max_new_tokens} tokens of answer: raise it or lower "
-                "data.max_new_tokens"
-            )
-        return prompts
+                f"the store {store.path} does not describe its {split} rows ({error}): expected one as it was written"
+            ) from error
+        return _Split(HeldRows(rows), count_supervised(rows, target.vocab_size), report, **besides)
 
     # --- what the data holds ----------------------------------------------------------------------------------------
 
@@ -209,16 +265,22 @@ class DataModule(LightningDataModule):
 
     def evaluation_prompts(self, split: str, limit: int | None = None, max_new_tokens: int = 128) -> list[list[int]]:
         """Token ids of prompts to decode: a fair sample of those that leave room for ``max_new_tokens``."""
+        return [ids for _, ids in self.evaluation_prompts_by_category(split, limit, max_new_tokens)]
+
+    def evaluation_prompts_by_category(
+        self, split: str, limit: int | None = None, max_new_tokens: int = 128
+    ) -> list[tuple[str, list[int]]]:
+        """The same prompts, each behind the category of its conversation."""
         if self._target is None:
             raise RuntimeError("call prepare(target) first")
         room = self._target.max_length - max_new_tokens
-        found: list[list[int]] = []
+        found: list[tuple[str, list[int]]] = []
         for conversation in self.source.conversations(split):
             if limit is not None and len(found) == limit:
                 break
             ids = opening_ids(self._target.tokenizer, conversation)
             if len(ids) <= room:
-                found.append(ids)
+                found.append((conversation.category, ids))
         if not found:
             raise UserError(
                 f"no {split} prompt of {self.source.name} leaves room for {max_new_tokens} new tokens in the target's "
@@ -228,14 +290,13 @@ class DataModule(LightningDataModule):
 
     @property
     def rows(self) -> dict[str, Batch]:
-        """The packed rows ``[R, T]`` by split."""
-        return {split: self._prepared(split).rows for split in self._splits}
+        """The packed rows ``[R, T]`` by split, all of them in memory: what a store is written of."""
+        return {split: self._prepared(split).rows.whole() for split in self._splits}
 
     def about(self, split: str) -> dict[str, Any]:
-        """What packing made of a split, and how many conversations were left out or cut."""
+        """What packing made of a split, its rows' fingerprint, and how many conversations were left out or cut."""
         data = self._prepared(split)
-        counts = {name: getattr(data, name) for name in ("overlapping", "left_out", "unfinished")}
-        return asdict(data.report) | counts
+        return asdict(data.report) | {name: getattr(data, name) for name in _BESIDES}
 
     def describe(self) -> dict[str, Any]:
         """The numbers that a run logs about its data."""
@@ -256,26 +317,30 @@ class DataModule(LightningDataModule):
         """Whole batches in the sampler's order, from where a resumed run left it."""
         rows = self._prepared("train").rows
         rank, world_size = self._place()
-        sampler = ResumableSampler(len(PackedRows(rows)), self.batch_size, self.seed, rank, world_size)
+        accumulate = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+        sampler = ResumableSampler(len(rows), self.batch_size, self.seed, rank, world_size, accumulate)
         if self._resume is not None:
-            if self._resume["data"] != self._fingerprint():
+            if self._resume["data"] != self._prepared("train").fingerprint:
                 raise UserError(
                     "the checkpoint was trained on other data: resume with the data settings of that run, or start anew"
                 )
             sampler.load_state_dict(self._resume)
         self._sampler = sampler
-        return self._loader("train", PackedRows(rows), sampler)
+        return self._loader("train", rows, sampler)
+
+    def step_rows(self, batch_idx: int) -> Batch:
+        """The rows ``[R, T]`` of this rank in the optimizer step that begins with batch ``batch_idx`` of the epoch."""
+        assert self._sampler is not None, "there are steps once there is a loader"
+        return self._prepared("train").rows.__getitems__(self._sampler.step_rows(batch_idx))
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """All validation rows, dealt out over the ranks; rows of padding make the shares equal."""
         rows = self._prepared("validation").rows
         rank, world_size = self._place()
-        missing = -len(PackedRows(rows)) % (self.batch_size * world_size)
-        rows = _join(rows, padding_rows(missing, rows.input_ids.shape[1]))
-        mine = range(rank, len(PackedRows(rows)), world_size)
-        return self._loader("validation", PackedRows(rows), mine)
+        missing = -len(rows) % (self.batch_size * world_size)
+        return self._loader("validation", rows, range(rank, len(rows) + missing, world_size))
 
-    def _loader(self, split: str, packed: PackedRows, order: Iterable[int]) -> DataLoader[Batch]:
+    def _loader(self, split: str, packed: Rows, order: Iterable[int]) -> DataLoader[Batch]:
         rows: Dataset[Batch] = packed
         if self._store is not None and self._target is not None:
             rows = StoredRows(self._store, split, packed, self._target.dtype)
@@ -290,15 +355,11 @@ class DataModule(LightningDataModule):
         # Not "completed": checkpoints are written by hooks that run before Lightning counts that.
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         place = self._sampler.state_dict(self.trainer.current_epoch, progress.processed)
-        return {"data": self._fingerprint()} | place
+        return {"data": self._prepared("train").fingerprint} | place
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue there: takes effect when the training loader is made."""
         self._resume = state_dict or None
-
-    def _fingerprint(self) -> str:
-        """Of the training rows: equal counts of rows do not make equal data."""
-        return hashlib.sha256(self._prepared("train").rows.input_ids.numpy().tobytes()).hexdigest()[:16]
 
     def _prepared(self, split: str) -> _Split:
         if split not in self._splits:
@@ -327,10 +388,17 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _join(first: Batch, second: Batch) -> Batch:
-    return Batch(
-        torch.cat([first.input_ids, second.input_ids]),
-        torch.cat([first.position_ids, second.position_ids]),
-        torch.cat([first.document_ids, second.document_ids]),
-        torch.cat([first.loss_mask, second.loss_mask]),
-    )
+def _fingerprint(examples: Examples, rows: PackedRows) -> str:
+    """Of all rows, without reading them: what the tokens are, and where each stands."""
+    return hashlib.sha256(examples.checksum.encode() + rows.digest()).hexdigest()[:16]
+
+
+def _tokenizer(tokenizer: Any) -> str:
+    """A hash of all that decides how conversations become token ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = json.loads(backend.to_str()) if backend is not None else tokenizer_hash(tokenizer)
+    if isinstance(parts, dict):  # these two are left from the last call
+        parts |= {"truncation": None, "padding": None}
+    special = [getattr(tokenizer, name, None) for name in ("chat_template", "bos_token_id", "eos_token_id")]
+    decisive = [parts, special, transformers.__version__, tokenizers.__version__]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

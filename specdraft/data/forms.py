@@ -108,10 +108,10 @@ def _flat(content: Any, may_be_missing: bool) -> str:
 def _sharegpt(row: Mapping[str, Any]) -> list[Message]:
     messages: list[Message] = []
     if isinstance(row.get("system"), str) and row["system"].strip():
-        messages.append({"role": "system", "content": row["system"]})
+        messages.append({"role": "system", "content": _encodable(row["system"])})
     for value in _list(row, "conversations"):
         speaker = value.get("from") if isinstance(value, Mapping) else None
-        if speaker not in _SHAREGPT_ROLES:
+        if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
             raise MalformedError(f"a turn is from {speaker!r}, expected one of {', '.join(_SHAREGPT_ROLES)}")
         messages.append({"role": _SHAREGPT_ROLES[speaker], "content": _text(value, "value")})
     return messages
@@ -125,10 +125,10 @@ def _pair(row: Mapping[str, Any]) -> list[Message]:
     asks, answers = keys
     prompt, context = _text(row, asks), row.get("input")
     if asks != "input" and isinstance(context, str) and context.strip():  # Alpaca: an instruction and its input
-        prompt = f"{prompt}\n\n{context}"
+        prompt = f"{prompt}\n\n{_encodable(context)}"
     messages: list[Message] = [{"role": "user", "content": prompt}]
     if isinstance(row.get("system"), str) and row["system"].strip():
-        messages.insert(0, {"role": "system", "content": row["system"]})
+        messages.insert(0, {"role": "system", "content": _encodable(row["system"])})
     return [*messages, {"role": "assistant", "content": _text(row, answers)}]
 
 
@@ -172,7 +172,7 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise MalformedError("'tools' is a text, but not JSON") from None
     if not value:
         return ()

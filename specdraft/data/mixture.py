@@ -1,12 +1,13 @@
 """Several sources as one, in given proportions."""
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from heapq import merge
-from itertools import takewhile
-from math import ceil
+from itertools import accumulate
 
-from specdraft.data.source import Conversation, Source, check_request
+import numpy as np
+
+from specdraft.data.source import Conversation, Selection, Source, check_request
 from specdraft.errors import UserError
 
 
@@ -34,18 +35,27 @@ class Mixture:
         total = sum(self.weights.values())
         return " + ".join(f"{self.weights[key] / total:.0%} {self.sources[key].name}" for key in self.sources)
 
-    def conversations(self, split: str, limit: int | None = None) -> list[Conversation]:
+    @property
+    def max_malformed(self) -> int:
+        """As many as all sources together."""
+        return sum(source.max_malformed for source in self.sources.values())
+
+    def conversations(self, split: str, limit: int | None = None) -> Selection:
         """The conversations of a split, in a fixed and fair order, at most ``limit``. Raises UserError."""
         check_request(split, limit)
-        total = sum(self.weights.values())
+        keys = list(self.sources)
+        found = [self.sources[key].conversations(split) for key in keys]
         # The k-th conversation of a source with weight w stands at (k + 1/2) / w: every prefix keeps the proportions.
-        placed, end = [], float("inf")
-        for index, (key, source) in enumerate(self.sources.items()):
-            weight = self.weights[key]
-            wanted = None if limit is None else ceil(limit * weight / total) + 1
-            found = source.conversations(split, wanted)
-            if wanted is None or len(found) < wanted:
-                end = min(end, (len(found) + 0.5) / weight)
-            placed.append([((k + 0.5) / weight, index, replace(c, id=f"{key}:{c.id}")) for k, c in enumerate(found)])
-        mixed = takewhile(lambda item: item[0] < end, merge(*placed, key=lambda item: item[:2]))
-        return [conversation for _, _, conversation in mixed][:limit]
+        placed = [(np.arange(len(one)) + 0.5) / self.weights[key] for key, one in zip(keys, found, strict=True)]
+        end = min((len(one) + 0.5) / self.weights[key] for key, one in zip(keys, found, strict=True))
+        at = np.concatenate(placed)
+        order = np.argsort(at, kind="stable")  # of equal places that of the earlier source is first
+        order = order[at[order] < end][:limit]
+        begins = [0, *accumulate(map(len, found))]
+
+        def read(place: int) -> Conversation:
+            index = bisect_right(begins, place) - 1
+            conversation = found[index][place - begins[index]]
+            return replace(conversation, id=f"{keys[index]}:{conversation.id}")
+
+        return Selection(read, order, np.concatenate([one.digests for one in found])[order])

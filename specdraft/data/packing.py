@@ -1,21 +1,34 @@
 """Packing: examples side by side in rows of one length, so that little is computed on padding.
 
-R = rows, T = tokens in a row.
+R = rows, T = tokens in a row, S = segments, E = examples, N = tokens of all examples.
 
 Best-fit decreasing: examples from long to short, each into the fullest row that still takes it. An example that is
 longer than a row becomes several pieces, each a document of its own, so that every token to learn is learned once, most
 of them with what went before.
+
+Lengths decide where everything goes: a row is a list of segments of the flat, memory-mapped tokens of ``examples.py``,
+and its tensors are made when it is asked for.
 """
 
+import hashlib
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch.utils.data import Dataset
 
 from specdraft.data.chat import Example
+from specdraft.data.examples import Flat, Ints, flatten, supervised
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
+
+Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,40 +47,137 @@ class PackingReport:
     unsupervised: int
 
 
+class Segments(NamedTuple):
+    """Stretches of the flat tokens, each a document; the first ``context`` tokens of one are learned elsewhere."""
+
+    begins: Longs  # [S]
+    lengths: Ints  # [S]
+    context: Ints  # [S]
+
+
+class PackedRows(Dataset[Batch]):
+    """Packed rows ``[R, T]``, taken several at a time; rows behind the last are padding."""
+
+    def __init__(self, tokens: Ints, segments: Segments, rows: Longs, row_length: int, padding_id: int = 0) -> None:
+        """``segments`` row by row; those of row r are ``rows[r]`` up to ``rows[r + 1]``, ``rows [R + 1]``."""
+        self.tokens, self.segments, self.rows = tokens, segments, rows
+        self.row_length, self.padding_id = row_length, padding_id
+
+    def __len__(self) -> int:
+        """R."""
+        return len(self.rows) - 1
+
+    def __getitem__(self, index: int) -> Batch:
+        """One row, as a batch of one."""
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The rows at ``indices``, as a batch: the loader asks for a whole batch at once."""
+        batch = padding_rows(len(indices), self.row_length, self.padding_id)
+        for row, index in enumerate(indices):
+            start = 0
+            for document, segment in enumerate(self._segments(index)):
+                begin, length, context = (int(values[segment]) for values in self.segments)
+                tokens = np.asarray(self.tokens[begin : begin + length])
+                learned = tokens < 0
+                batch.input_ids[row, start : start + length] = torch.from_numpy(np.where(learned, ~tokens, tokens))
+                batch.position_ids[row, start : start + length] = torch.arange(length)
+                batch.document_ids[row, start : start + length] = document
+                batch.loss_mask[row, start + context : start + length] = torch.from_numpy(learned[context:])
+                start += length
+            batch.position_ids[row, start:] = torch.arange(self.row_length - start)
+        return batch
+
+    def whole(self) -> Batch:
+        """All rows as one batch, in memory: 25 bytes a token."""
+        return self.__getitems__(range(len(self)))
+
+    def digest(self) -> bytes:
+        """Of the places of all tokens."""
+        places = hashlib.sha256(f"{self.row_length}/{self.padding_id}".encode())
+        for values in (*self.segments, self.rows):
+            places.update(values.tobytes())
+        return places.digest()
+
+    def _segments(self, index: int) -> range:
+        return range(*self.rows[index : index + 2].tolist()) if index < len(self) else range(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker maps the file itself: pickled, a memory map would be a copy."""
+        if not isinstance(self.tokens, np.memmap) or self.tokens.filename is None:
+            return self.__dict__
+        return self.__dict__ | {"tokens": Path(self.tokens.filename)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if isinstance(state["tokens"], Path):
+            self.tokens = np.memmap(state["tokens"], "<i4", "r")
+
+
+class HeldRows(Dataset[Batch]):
+    """Rows ``[R, T]`` that are in memory, as those of a store; rows behind the last are padding."""
+
+    def __init__(self, batch: Batch) -> None:
+        """All rows as one batch."""
+        self.batch = batch
+
+    def __len__(self) -> int:
+        """R."""
+        return self.batch.input_ids.shape[0]
+
+    def __getitem__(self, index: int) -> Batch:
+        """One row, as a batch of one."""
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The rows at ``indices``, as a batch."""
+        found = padding_rows(len(indices), self.batch.input_ids.shape[1])
+        there = [place for place, index in enumerate(indices) if index < len(self)]
+        chosen = torch.tensor([indices[place] for place in there], dtype=torch.int64)
+        for name, values in vars(self.batch).items():
+            getattr(found, name)[there] = values[chosen]
+        return found
+
+    def whole(self) -> Batch:
+        """All rows as one batch."""
+        return self.batch
+
+
+Rows = PackedRows | HeldRows
+
+
 def pack(examples: Sequence[Example], sequence_length: int, padding_id: int = 0) -> tuple[Batch, PackingReport]:
-    """All rows as one batch ``[R, T]``, and the report. Deterministic. Raises UserError if nothing is left to learn."""
+    """All rows of examples in memory as one batch ``[R, T]``, and the report. Raises what ``pack_flat`` raises."""
+    flat = flatten(examples)
+    rows, report = pack_flat(flat, supervised(flat), sequence_length, padding_id)
+    return rows.whole(), report
+
+
+def pack_flat(flat: Flat, learned: Ints, sequence_length: int, padding_id: int = 0) -> tuple[PackedRows, PackingReport]:
+    """Rows of T = ``sequence_length``, and the report. ``learned [E]``: how many tokens of each example are to be.
+
+    Deterministic. Raises UserError if nothing is left to learn.
+    """
     if sequence_length < 2:
         raise UserError(f"data.sequence_length is {sequence_length}: expected at least 2 tokens")
-    supervised = [e for e in examples if any(e.loss_mask)]
-    if not supervised:
-        raise UserError(
-            f"none of the {len(examples)} examples has a token to learn: expected responses; choose other data"
-        )
-    kept = [piece for e in supervised for piece in _pieces(e, sequence_length)]
-    rows = _assign([len(e.input_ids) for e in kept], sequence_length)
-    tokens = sum(len(e.input_ids) for e in kept)
+    kept = learned > 0
+    if not kept.any():
+        raise UserError(f"none of the {len(kept)} examples has a token to learn: expected responses; choose other data")
+    long = kept & (flat.lengths > sequence_length)
+    segments = _cut(flat, kept & ~long, long, sequence_length)
+    order, rows = _assign(segments.lengths, sequence_length)
+    tokens = int(segments.lengths.sum(dtype=np.int64))
     report = PackingReport(
-        rows=len(rows),
-        documents=len(kept),
+        rows=len(rows) - 1,
+        documents=len(order),
         tokens=tokens,
-        supervised_tokens=sum(sum(e.loss_mask) for e in kept),
-        padding_share=1 - tokens / (len(rows) * sequence_length),
-        split=sum(len(e.input_ids) > sequence_length for e in supervised),
-        unsupervised=len(examples) - len(supervised),
+        supervised_tokens=int(learned.sum(dtype=np.int64)),
+        padding_share=1 - tokens / ((len(rows) - 1) * sequence_length),
+        split=int(long.sum()),
+        unsupervised=int((~kept).sum()),
     )
-    batch = padding_rows(len(rows), sequence_length, padding_id)
-    for row, members in enumerate(rows):
-        start = 0
-        for document, index in enumerate(members):
-            ids, mask = kept[index]
-            place = slice(start, start + len(ids))
-            batch.input_ids[row, place] = torch.tensor(ids)
-            batch.position_ids[row, place] = torch.arange(len(ids))
-            batch.document_ids[row, place] = document
-            batch.loss_mask[row, place] = torch.tensor(mask)
-            start += len(ids)
-        batch.position_ids[row, start:] = torch.arange(sequence_length - start)
-    return batch, report
+    chosen = Segments(segments.begins[order], segments.lengths[order], segments.context[order])
+    return PackedRows(flat.tokens, chosen, rows, sequence_length, padding_id), report
 
 
 def padding_rows(rows: int, sequence_length: int, padding_id: int = 0) -> Batch:
@@ -81,37 +191,63 @@ def padding_rows(rows: int, sequence_length: int, padding_id: int = 0) -> Batch:
     )
 
 
-def _pieces(example: Example, length: int) -> list[Example]:
-    """The example, or if it is longer, pieces of at most ``length`` tokens that supervise each of its tokens once.
+def _cut(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], length: int) -> Segments:
+    """Short examples as they are and the pieces of the long ones, in the order of the examples."""
+    begins = np.cumsum(flat.lengths, dtype=np.int64) - flat.lengths
+    pieces = np.array(
+        [
+            (example, begins[example] + start, size, context)
+            for example in np.flatnonzero(long)
+            for start, size, context in _pieces(flat.tokens[begins[example] :][: flat.lengths[example]] < 0, length)
+        ],
+        dtype=np.int64,
+    ).reshape(-1, 4)
+    whole = np.flatnonzero(short)
+    order = np.argsort(np.concatenate([whole, pieces[:, 0]]), kind="stable")
+    return Segments(
+        np.concatenate([begins[whole], pieces[:, 1]])[order],
+        np.concatenate([flat.lengths[whole], pieces[:, 2].astype(np.int32)])[order],
+        np.concatenate([np.zeros(len(whole), np.int32), pieces[:, 3].astype(np.int32)])[order],
+    )
+
+
+def _pieces(mask: npt.NDArray[np.bool_], length: int) -> Iterator[tuple[int, int, int]]:
+    """(start, size, context) of pieces of at most ``length`` tokens that supervise each token of the mask once.
 
     A piece begins where the example does, or a quarter of a row before its first token to learn: that is context alone.
     """
-    ids, mask = example
-    if len(ids) <= length:
-        return [example]
-    pieces: list[Example] = []
+    learned = np.flatnonzero(mask)
     context, done = length // 4, 0
-    while True in mask[done:]:
-        first = mask.index(True, done)
+    while (place := np.searchsorted(learned, done)) < len(learned):
+        first = int(learned[place])
         start = 0 if first < length - context else first - context
-        end = start + length
-        pieces.append(Example(ids[start:end], [False] * (first - start) + mask[first:end]))
-        done = end
-    return pieces
+        done = min(start + length, len(mask))
+        yield start, done - start, first - start
 
 
-def _assign(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Rows as lists of indices, by best-fit decreasing in O(n log n) comparisons."""
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (free tokens, row), ascending
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        place = bisect_left(room, (lengths[index], 0))
-        if place < len(room):
-            free, row = room.pop(place)
+def _assign(lengths: Ints, capacity: int) -> tuple[Longs, Longs]:
+    """Segments in the order of the rows ``[S]``, and where each row begins ``[R + 1]``; by best-fit decreasing."""
+    longest_first = np.argsort(-lengths, kind="stable")
+    row_of = np.empty(len(lengths), dtype=np.int64)
+    rows = 0
+    room: dict[int, list[int]] = {}  # rows by their free tokens; of equal ones the first is taken
+    sizes: list[int] = []  # that room has, ascending: at most ``capacity``
+    for place, length in enumerate(lengths[longest_first].tolist()):
+        found = bisect_left(sizes, length)
+        if found < len(sizes):
+            free = sizes[found]
+            row = heappop(room[free])
+            if not room[free]:
+                del room[free], sizes[found]
         else:
-            free, row = capacity, len(rows)
-            rows.append([])
-        rows[row].append(index)
-        if free > lengths[index]:
-            insort(room, (free - lengths[index], row))
-    return rows
+            free, row, rows = capacity, rows, rows + 1
+        row_of[place] = row
+        left = free - length
+        if left:
+            if left not in room:
+                room[left] = []
+                insort(sizes, left)
+            heappush(room[left], row)
+    order = np.argsort(row_of, kind="stable")
+    begins = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=rows))])
+    return longest_first[order], begins

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from datasets import load_dataset
-from pyarrow import ArrowInvalid
+from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
 from specdraft.errors import UserError
@@ -14,12 +14,21 @@ from specdraft.errors import UserError
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
+class Line(NamedTuple):
+    """The line ``number`` of a file, which begins at byte ``offset``."""
+
+    path: Path
+    number: int
+    offset: int
+
+
 class Raw(NamedTuple):
-    """A row as it stands at ``origin``; ``error`` says why there is none."""
+    """A row as it stands at ``origin``; ``error`` says why there is none. ``line``: where to find it again at once."""
 
     origin: str
     row: dict[str, Any]
     error: str = ""
+    line: Line | None = None
 
 
 def read_rows(path: str, subset: str | None, dataset_split: str, streaming: bool) -> Iterator[Raw]:
@@ -54,26 +63,36 @@ def _read_file(path: Path) -> Iterator[Raw]:
 
 
 def _read_lines(path: Path) -> Iterator[Raw]:
+    offset = 0
     with path.open("rb") as file:  # lines by \n alone: JSON strings may hold U+2028 and its like unescaped
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _parse(f"{path}:{number}", line)
+        for number, text in enumerate(file, start=1):
+            if text.strip():
+                yield _parse(Line(path, number, offset), text)
+            offset += len(text)
 
 
-def _parse(origin: str, line: bytes) -> Raw:
+def read_line(line: Line) -> Raw:
+    """The row of a line that ``read_rows`` has given."""
+    with line.path.open("rb") as file:
+        file.seek(line.offset)
+        return _parse(line, file.readline())
+
+
+def _parse(line: Line, text: bytes) -> Raw:
+    origin = f"{line.path}:{line.number}"
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        value = json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return Raw(origin, {}, "not UTF-8")
-    except ValueError:
+    except (ValueError, RecursionError):
         return Raw(origin, {}, "not JSON")
-    return _checked(origin, value)
+    return _checked(origin, value)._replace(line=line)
 
 
 def _read_array(path: Path) -> Iterator[Raw]:
     try:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON array ({error}): mend it, or write one JSON object a line") from error
     for number, value in enumerate(values, start=1):
         yield _checked(f"{path}#{number}", value)
@@ -91,7 +110,7 @@ def _read_parquet(path: Path) -> Iterator[Raw]:
                 for row in batch.to_pylist():
                     number += 1
                     yield Raw(f"{path}#{number}", row)
-    except (ArrowInvalid, OSError) as error:
+    except (ArrowException, OSError, ValueError, OverflowError) as error:  # the latter: what no Python value can say
         raise UserError(f"{path} is no readable Parquet file ({error}): restore it, or leave it out") from error
 
 

@@ -14,33 +14,40 @@ class ResumableSampler(Sampler[int]):
 
     The epoch's permutation depends on seed and epoch alone. It is cut into global batches of
     ``batch_size * world_size`` rows, of which each rank takes its part, so that two ranks see together what one rank
-    with twice the batch size sees. Rows that do not fill a last global batch wait for another epoch's permutation.
+    with twice the batch size sees; ``accumulate`` of them in a row make an optimizer step. Rows that do not fill a last
+    step wait for another epoch's permutation.
 
     Lightning calls ``set_epoch``. ``__len__`` is always that of a whole epoch: a resumed Lightning loop subtracts the
     batches it has already seen.
     """
 
-    def __init__(self, num_rows: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1) -> None:
-        """Raises UserError if there are fewer rows than one global batch takes."""
+    def __init__(
+        self, num_rows: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1, accumulate: int = 1
+    ) -> None:
+        """Raises UserError if there are fewer rows than one optimizer step takes."""
         self.num_rows, self.batch_size, self.seed = num_rows, batch_size, seed
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
         self.epoch = 0
         self._resumed: tuple[int, int] | None = None  # (epoch, rows of it that are done)
-        if num_rows < self.global_batch_size:
+        self._order: tuple[int, torch.Tensor] | None = None  # (epoch, its permutation)
+        if num_rows < self.global_batch_size * accumulate:
+            batches = f", {accumulate} batches accumulated" if accumulate > 1 else ""
             raise UserError(
-                f"the training data packs into {num_rows} rows, one batch takes {self.global_batch_size} "
-                f"(data.batch_size={batch_size} on {world_size} devices): lower data.batch_size or use more data"
+                f"the training data packs into {num_rows} rows, one step takes {self.global_batch_size * accumulate} "
+                f"(data.batch_size={batch_size} on {world_size} devices{batches}): lower data.batch_size or use more "
+                "data"
             )
 
     @property
     def global_batch_size(self) -> int:
-        """Rows that all ranks consume in one step."""
+        """Rows that all ranks consume at a time."""
         return self.batch_size * self.world_size
 
     @property
     def rows_per_epoch(self) -> int:
         """Rows that all ranks consume in an epoch."""
-        return self.num_rows // self.global_batch_size * self.global_batch_size
+        step = self.global_batch_size * self.accumulate
+        return self.num_rows // step * step
 
     def __len__(self) -> int:
         """Rows of this rank in a whole epoch."""
@@ -48,14 +55,24 @@ class ResumableSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """The rows of this rank that are left in the epoch."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(self.num_rows, generator=generator)
         done = 0
         if self._resumed is not None and self._resumed[0] == self.epoch:
             done = self._resumed[1]
         for start in range(done, self.rows_per_epoch - self.global_batch_size + 1, self.global_batch_size):
-            mine = start + self.rank * self.batch_size
-            yield from order[mine : mine + self.batch_size].tolist()
+            yield from self._mine(start)
+
+    def step_rows(self, batch: int) -> list[int]:
+        """The rows of this rank in the optimizer step that begins with the epoch's batch number ``batch``."""
+        first, size = batch * self.global_batch_size, self.global_batch_size
+        return [row for part in range(self.accumulate) for row in self._mine(first + part * size)]
+
+    def _mine(self, start: int) -> list[int]:
+        """This rank's part of the global batch that begins at ``start`` of the epoch."""
+        if self._order is None or self._order[0] != self.epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+            self._order = self.epoch, torch.randperm(self.num_rows, generator=generator)
+        mine = start + self.rank * self.batch_size
+        return self._order[1][mine : mine + self.batch_size].tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation."""

@@ -5,11 +5,15 @@ that the first N of them are a random sample and a smaller limit takes a prefix 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from specdraft.data import stdlib
 from specdraft.errors import UserError
@@ -46,13 +50,47 @@ class Conversation:
         return (*self.prompt_messages, {"role": "assistant", "content": self.response, **self.response_extras})
 
 
+class Selection(Sequence[Conversation]):
+    """Conversations that are read when they are asked for: memory holds where they stand, and a hash of each."""
+
+    def __init__(
+        self,
+        read: Callable[[int], Conversation],
+        places: Sequence[int] | npt.NDArray[np.int64],
+        digests: npt.NDArray[np.uint8],
+    ) -> None:
+        """``read`` gives the conversation at a place; ``digests [n, 16]`` are those of ``places``, in their order."""
+        self._read, self._places, self.digests = read, places, digests
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Conversation: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Conversation]: ...
+    def __getitem__(self, index: int | slice) -> Conversation | list[Conversation]:
+        if isinstance(index, slice):
+            return [self._read(int(place)) for place in self._places[index]]
+        return self._read(int(self._places[index]))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what all of them say, and of their order."""
+        return hashlib.sha256(self.digests.tobytes()).hexdigest()[:16]
+
+
 class Source(Protocol):
     """What a data module needs of a source."""
 
     name: str
 
-    def conversations(self, split: str, limit: int | None = None) -> list[Conversation]:
+    def conversations(self, split: str, limit: int | None = None) -> Selection:
         """The conversations of a split, in a fixed and fair order, at most ``limit``."""
+
+    @property
+    def max_malformed(self) -> int:
+        """How many conversations without a safe loss mask may be skipped."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +105,18 @@ class PythonStdlib:
     include_tests: bool = False
     root: str | None = None
     name = "python-stdlib"
+    max_malformed = 0  # the library is well-formed
 
-    def conversations(self, split: str, limit: int | None = None) -> list[Conversation]:
+    def conversations(self, split: str, limit: int | None = None) -> Selection:
         """The conversations of a split, in a fixed and fair order, at most ``limit``. Raises UserError."""
         check_request(split, limit)
         found = _split_conversations(self.root, self.include_tests, split)
         if not found:
             where = self.root or "the standard library"
             raise UserError(f"{where} has no documented functions in its {split} split: expected Python source files")
-        return list(found[:limit])
+        chosen = found[:limit]
+        digests = np.frombuffer(b"".join(map(digest, chosen)), dtype=np.uint8).reshape(-1, 16)
+        return Selection(chosen.__getitem__, range(len(chosen)), digests)
 
     def prompts(self, split: str, limit: int | None = None) -> list[Conversation]:
         """Conversations for evaluation: those whose prompts leave room for an answer in a context of 1,024 tokens."""
@@ -89,6 +130,14 @@ def check_request(split: str, limit: int | None) -> None:
         raise UserError(f"the split {split!r} is unknown: expected one of {', '.join(stdlib.SPLITS)}")
     if limit is not None and limit < 1:
         raise UserError(f"the limit of conversations is {limit}: expected a positive number, or null for all")
+
+
+def digest(conversation: Conversation) -> bytes:
+    """16 bytes of SHA-256 over all that a conversation says."""
+    said: list[Message | str] = [*conversation.messages, *conversation.tools]
+    if not conversation.prompt_messages:
+        said = [conversation.response or ""]
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).digest()[:16]
 
 
 def fair_order(conversations: Sequence[Conversation]) -> list[Conversation]:

@@ -15,7 +15,11 @@ from specdraft.errors import UserError
 
 def count_supervised(batch: Batch, vocab_size: int) -> Tensor:
     """How often each token id occurs under the loss mask, ``[V]`` int64. Raises UserError for ids beyond V."""
-    ids = batch.input_ids[batch.loss_mask]
+    return count(batch.input_ids[batch.loss_mask], vocab_size)
+
+
+def count(ids: Tensor, vocab_size: int) -> Tensor:
+    """How often each token id occurs, ``[V]`` int64. Raises UserError for ids beyond V."""
     if ids.numel() and int(ids.max()) >= vocab_size:
         raise UserError(
             f"the data holds token id {int(ids.max())}, the target's vocabulary ends at {vocab_size - 1}: "

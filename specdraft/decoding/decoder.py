@@ -22,6 +22,7 @@ from specdraft.decoding import rules
 from specdraft.decoding.cache import RewindableCache
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import Shape, as_shape
+from specdraft.decoding.trace import Round, Trace
 from specdraft.decoding.tree import DraftTree
 from specdraft.errors import UserError
 
@@ -38,6 +39,7 @@ class Generation:
     divergence: per round, of a lossy rule on chains, the total variation of its first token from the target.
     Seconds: of the prompt's pass, of all rounds after it (each with what the drafter does there), and the drafter's
     share of the rounds. Requests that are decoded side by side share their rounds, and each counts them whole.
+    trace: the rounds themselves, if the decoder was asked for them.
     """
 
     tokens: list[int]
@@ -48,6 +50,7 @@ class Generation:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
+    trace: Trace | None = None
 
 
 @dataclass
@@ -72,14 +75,18 @@ class Decoder:
         shape: Shape | int = 5,
         sampling: Sampling | None = None,
         rule: rules.Rule = rules.rejection_sampling,
+        trace: bool = False,
     ) -> None:
         """``shape`` is that of every draft, a number a chain of as many tokens; ``rule`` verifies above temperature 0.
+
+        trace: whether every generation records its rounds, for someone to look at.
 
         Raises UserError for a drafter that is to draft fewer than 1 token.
         """
         self.target, self.drafter, self.rule = target, drafter, rule
         self.shape = as_shape(shape) if drafter is not None else None
         self.sampling = sampling or Sampling()
+        self.trace = trace
         if drafter is not None:
             drafter.bind(target)
 
@@ -169,6 +176,8 @@ class Decoder:
         else:
             first = int(sample(self.sampling.probabilities(logits), generator))
         request = _Request(number, limit, generator, Generation([first]))
+        if self.trace:
+            request.result.trace = Trace(list(prompt_ids), first)
         if drafter is not None:
             request.state = drafter.start(prompt_ids[0], capacity)
             drafter.advance(request.state, torch.tensor([*prompt_ids[1:], first], device=device), features)
@@ -201,6 +210,8 @@ class Decoder:
             cache.keep(row, length + 1, verdict.path)
             emitted = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
             result.tokens += emitted
+            if result.trace is not None:
+                result.trace.rounds.append(Round.of(tree, verdict))
             if drafter is not None:
                 result.drafted.append(tree.depth)
                 result.accepted.append(len(verdict.path))

@@ -27,6 +27,11 @@ class Alignment(NamedTuple):
     rows: list[Tensor]
 
 
+def count_rows(batch: Batch, num_steps: int) -> Tensor:
+    """How many rows are supervised at each step, ``[num_steps]``."""
+    return torch.tensor([len(rows) for rows in align(batch, num_steps).rows])
+
+
 def align(batch: Batch, num_steps: int) -> Alignment:
     """Align a batch for ``num_steps`` steps.
 

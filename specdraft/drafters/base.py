@@ -1,6 +1,7 @@
 """What every drafter is: a module with one face for training and two for decoding."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,7 +11,6 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.batch import Batch
-from specdraft.losses.chunked import CHUNK_ELEMENTS
 from specdraft.targets import Features, Target
 
 
@@ -48,8 +48,22 @@ class Drafter(nn.Module, ABC):
         """The batch to train on, asked for before the target reads it; a drafter may put its own text into it."""
         return batch
 
-    def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
-        """The loss of a packed batch. Training-free drafters have none."""
+    def count_rows(self, batch: Batch) -> Tensor | None:
+        """How many rows of a batch each of the S means of the loss is over, ``[S]``; None for a loss of another kind.
+
+        With it the loss of a step is the mean over the rows of all ranks and accumulated batches, whatever their
+        number; without, each batch counts alike.
+        """
+        return None
+
+    def training_loss(
+        self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
+    ) -> TrainingLoss:
+        """The loss of a packed batch. Training-free drafters have none.
+
+        ``totals``: what the S sums over rows are divided by, given to drafters that count their rows; None: the rows
+        of this batch.
+        """
         raise TypeError(f"{type(self).__name__} has nothing to train")
 
     def training_flops(self, row_length: int) -> tuple[float, float]:
@@ -61,10 +75,10 @@ class Drafter(nn.Module, ABC):
         return 2.0 * matrices, 4.0 * matrices
 
     def activation_bytes(self, tokens: int, element: int) -> float:
-        """Bytes that a training step on ``tokens`` tokens keeps for backward, ``element`` bytes a number; an estimate:
-        the inputs of all linear layers, as much again between them, and a chunk of logits."""
+        """Bytes that a training step on ``tokens`` tokens keeps for backward, ``element`` bytes a number, the loss left
+        out; an estimate: the inputs of all linear layers, and as much again between them."""
         inputs = sum(module.in_features for module in self.modules() if isinstance(module, nn.Linear))
-        return float(2 * inputs * tokens * element + 16 * CHUNK_ELEMENTS)
+        return float(2 * inputs * tokens * element)
 
     @abstractmethod
     def start(self, first_token: int, max_length: int) -> Any:

@@ -10,16 +10,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import save_file
 
 import specdraft
 from specdraft.drafters.base import Drafter
+from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
-from specdraft.files import atomic_directory, read_json
+from specdraft.files import atomic_directory, member, read_json
+from specdraft.redaction import redact
 from specdraft.targets import Target, TargetIdentity
+from specdraft.targets.loading import template_hash
+from specdraft.targets.sizes import at_most, check_sizes
+from specdraft.tensors import difference, kinds, read_kinds, read_tensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_SPARE = 64  # weights that a constructor may make and drop
 
 
 def save_drafter(
@@ -31,7 +37,7 @@ def save_drafter(
         "specdraft_version": specdraft.__version__,
         "drafter": {"_target_": f"{kind.__module__}.{kind.__qualname__}", **drafter.config()},
         "target": asdict(target),
-        "extra": extra or {},
+        "extra": redact(extra or {}),
     }
     tensors = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
@@ -52,6 +58,7 @@ def about_target(target: Target) -> dict[str, Any]:
         "num_hidden_layers": target.num_layers,
         "vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_length,
+        "chat_template_hash": template_hash(target.tokenizer),
         **ids,
     }
 
@@ -70,31 +77,45 @@ def find(path: str | Path) -> Path:
 def read_config(path: str | Path) -> dict[str, Any]:
     """The checkpoint's configuration. Raises UserError if there is none or it lacks a part."""
     directory = find(path)
-    config = read_json(directory / CONFIG)
-    whole = isinstance(config, dict) and all(isinstance(config.get(key), dict) for key in ("drafter", "target"))
-    if not whole or "_target_" not in config["drafter"]:
-        raise UserError(f"{directory / CONFIG} is not a drafter's configuration: expected the keys drafter and target")
+    config = read_json(member(directory, CONFIG))
+    if not _is_whole(config):
+        raise UserError(
+            f"{directory / CONFIG} is not a drafter's configuration: expected the keys drafter, target and extra as "
+            "they were written; restore the file"
+        )
     return config
 
 
 def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
     """Rebuild the drafter (fp32, CPU, eval mode) and return it with its configuration.
 
-    Raises UserError if the checkpoint is missing, damaged, or does not fit its own configuration.
+    Raises UserError if the checkpoint is missing, damaged, or does not fit its own configuration. What the file does
+    not hold is never allocated: the module is built without memory first, and compared with the file's header.
     """
     directory, config = find(path), read_config(path)
     arguments = dict(config["drafter"])
     kind = _drafter_class(arguments.pop("_target_"), directory)
+    where = str(directory / CONFIG)
+    check_sizes(arguments, where)
+    weights = member(directory, WEIGHTS)
+    held = read_kinds(weights)
     try:
-        drafter = kind(**arguments)
-        drafter.load_state_dict(load_file(directory / WEIGHTS))
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{directory / WEIGHTS} is damaged ({error}): restore it or train again") from error
-    except (TypeError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
+        with torch.device("meta"), at_most(_SPARE + 4 * len(held), where):  # tied weights are registered several times
+            expected = kinds(kind(**arguments).state_dict())
+        amiss = difference(expected, held)
+        if amiss is None:
+            drafter = kind(**arguments)
+            drafter.load_state_dict(read_tensors(weights))
+    except UserError:
+        raise
+    except Exception as error:  # constructors, transformers and torch raise a dozen kinds
+        amiss = " ".join(str(error).split())[:300]
+    if amiss is not None:
         raise UserError(
-            f"the checkpoint {directory} does not fit {kind.__name__} ({reason}): expected one of this version"
-        ) from error
+            f"the checkpoint {directory} does not fit {kind.__name__} ({amiss}): expected one of this version"
+        )
+    if isinstance(drafter, DraftVocabulary):
+        drafter.set_draft_vocabulary(drafter.draft_ids)  # checks them
     return drafter.eval().requires_grad_(False), config
 
 
@@ -108,6 +129,23 @@ def check_target(config: dict[str, Any], target: Target) -> None:
                 f"this checkpoint belongs to the target {trained.get('name')!r}, which has {what} than the given "
                 f"{given['name']!r}: expected the target that it was trained for; train a drafter for this one"
             )
+
+
+def _is_whole(config: Any) -> bool:
+    """Whether everything that anybody reads of a configuration is of the right type."""
+    if not isinstance(config, dict):
+        return False
+    drafter, target, extra = config.get("drafter"), config.get("target"), config.get("extra", {})
+    if not (isinstance(drafter, dict) and isinstance(target, dict) and isinstance(extra, dict)):
+        return False
+    texts = [drafter.get("_target_"), *(target.get(key) for key in ("name", "config_hash", "weights_hash"))]
+    parts = [extra.get(key, {}) for key in ("data", "decoding", "training", "target")]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(target.get("revision"), str | None)
+        and all(isinstance(part, dict) for part in parts)
+        and type(parts[1].get("num_draft_tokens", 1)) is int
+    )
 
 
 def _drafter_class(path: str, directory: Path) -> type[Drafter]:

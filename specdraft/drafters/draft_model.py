@@ -55,7 +55,7 @@ class DraftModel(Drafter):
     - Tied embeddings are one tensor in the state dict, under the name of the embedding.
     """
 
-    training_options = frozenset({"attn_implementation", "divergence", "on_policy"})
+    training_options = frozenset({"attn_implementation", "divergence", "on_policy", "activation_checkpointing"})
     reads_every_last = False
 
     def __init__(
@@ -65,8 +65,10 @@ class DraftModel(Drafter):
         lora: Mapping[str, Any] | None = None,
         divergence: str | dict[str, Any] = "forward_kl",
         on_policy: float = 0.0,
+        activation_checkpointing: bool = False,
     ) -> None:
         """Build with random weights. ``on_policy``: the share of documents whose answer the draft continues itself.
+        ``activation_checkpointing``: keep each layer's input alone for backward, and run the layer again there.
 
         Raises UserError for a configuration or LoRA options that transformers or peft refuse, a head that the loss
         cannot fuse, an unknown divergence, or a share outside 0..1.
@@ -86,8 +88,11 @@ class DraftModel(Drafter):
             "lora": None,
             "divergence": divergence,
             "on_policy": on_policy,
+            "activation_checkpointing": activation_checkpointing,
         }
         self.model: Any = self._plain()
+        if activation_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.set_output_embeddings(_lending(self.model))
         self.language_model = LanguageModel(self.model)
         self.register_state_dict_post_hook(_leave_out_ties)
@@ -197,18 +202,19 @@ class DraftModel(Drafter):
         self.train(training)
         return batch
 
-    def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
+    def count_rows(self, batch: Batch) -> Tensor:
+        """One mean, over all rows. An answer continued by the draft may end earlier than the text that is counted."""
+        return torch.tensor([len(_supervised(batch))])
+
+    def training_loss(
+        self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
+    ) -> TrainingLoss:
         """The mean divergence over all rows whose next token is to be learnt and of the same document."""
         self.bind(target)
         model = self.language_model
-        follows = batch.loss_mask[:, 1:] & (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])
-        follows = nn.functional.pad(follows & (batch.document_ids[:, 1:] >= 0), (0, 1))  # [B, T]
-        rows = follows.flatten().nonzero()[:, 0]
-        if len(rows) == 0:  # nothing to learn here, but other ranks wait for this one's gradients
-            trained = (p.sum() * 0.0 for p in self.parameters() if p.requires_grad)
-            return TrainingLoss(sum(trained, rows.new_zeros(())), {})
+        rows = _supervised(batch)
         last = model.features(batch.input_ids, batch.position_ids).last.flatten(0, 1)  # [R, H]
-        step = Step(last[rows] * model.logit_scale, rows, 1.0)
+        step = Step(last[rows] * model.logit_scale, rows, 1.0, total=None if totals is None else totals[0])
         labels = batch.input_ids.flatten().roll(-1)
         teacher = Teacher(features.last.flatten(0, 1), target.logits, None, labels)
         return lend([model.head], lambda weights: objective(weights, teacher, [step], self.divergence))
@@ -251,13 +257,22 @@ class DraftModel(Drafter):
         """The transformers model of the configuration, with random weights."""
         try:
             config = AutoConfig.for_model(**self._arguments["model"])
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=self._arguments["attn_implementation"])
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation=self._arguments["attn_implementation"], trust_remote_code=False
+            )
         except Exception as error:  # transformers and huggingface_hub raise a dozen kinds
             raise UserError(
                 f"transformers cannot build the draft ({_one_line(error)}): expected a configuration that it knows; "
                 "check model.drafter"
             ) from error
         return model
+
+
+def _supervised(batch: Batch) -> Tensor:
+    """The flat rows ``[n]`` whose next token is to be learnt and of the same document."""
+    follows = batch.loss_mask[:, 1:] & (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])
+    follows = nn.functional.pad(follows & (batch.document_ids[:, 1:] >= 0), (0, 1))  # [B, T]
+    return follows.flatten().nonzero()[:, 0]
 
 
 def _lending(model: PreTrainedModel) -> DraftHead:

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from specdraft.errors import UserError
 from specdraft.targets import LanguageModel, Target, loading
+from specdraft.targets.partition import gathered
 
 STARTS = ("layers", "scratch", "checkpoint")
 
@@ -51,9 +52,11 @@ def take_weights(draft: LanguageModel, source: LanguageModel, layers: Sequence[i
     def counterpart(name: str) -> str:
         return re.sub(r"^layers\.(\d+)\.", lambda place: f"layers.{layers[int(place[1])]}.", name)
 
-    theirs = source.decoder.state_dict()
+    copied = [parameter for layer in layers for parameter in source.decoder.layers[layer].parameters()]
     try:
-        draft.decoder.load_state_dict({name: theirs[counterpart(name)] for name in draft.decoder.state_dict()})
+        with gathered(copied):
+            theirs = source.decoder.state_dict()
+            draft.decoder.load_state_dict({name: theirs[counterpart(name)] for name in draft.decoder.state_dict()})
     except (KeyError, RuntimeError) as error:
         raise UserError(
             f"layers {list(layers)} do not fit a model of their own ({' '.join(str(error).split())[:300]}): expected "
@@ -113,7 +116,7 @@ def _sibling(name: str | None, revision: str | None, target: Target) -> Language
             "start=checkpoint needs a model to start from: expected model.drafter.checkpoint=PATH or a hub id"
         )
     if target.device.type == "meta":  # a plan, which loads nothing
-        config = AutoConfig.from_pretrained(loading.location(name), revision=revision)
+        config = AutoConfig.from_pretrained(loading.location(name), revision=revision, trust_remote_code=False)
         return LanguageModel(AutoModelForCausalLM.from_config(config))
     model, tokenizer = loading.load(name, revision, "float32", attention(target), False, what="draft")
     if target.tokenizer is not None and tokenizer.get_vocab() != target.tokenizer.get_vocab():

@@ -12,6 +12,7 @@ R = rows of the flat batch, n = rows of a head, m = nodes of a level, H = hidden
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.alignment import align
+from specdraft.drafters.alignment import align, count_rows
 from specdraft.drafters.base import Drafter, TrainingLoss
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.growth import Level, grow
@@ -141,7 +142,13 @@ class Heads(DraftVocabulary, Drafter):
         """The constructor's arguments."""
         return dict(self._arguments)
 
-    def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
+    def count_rows(self, batch: Batch) -> Tensor:
+        """Of every head."""
+        return count_rows(batch, self.num_heads)
+
+    def training_loss(
+        self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
+    ) -> TrainingLoss:
         """Per head the mean divergence over its supervised rows, times ``head_decay**head``; step s of the metrics is
         head s. The teacher of head i at row r is the target's distribution at row r+1+i."""
         self.bind(target)
@@ -152,7 +159,8 @@ class Heads(DraftVocabulary, Drafter):
         for head, rows in enumerate(alignment.rows):  # one without rows stays: other ranks wait for its gradient
             path = alignment.tokens[rows[:, None] + since[: head + 1]]  # [n, head + 1]
             hidden = self.hidden(head, last[rows].to(self.dtype), path)
-            steps.append(Step(hidden, rows + 1 + head, self.head_decay**head, head))
+            total = None if totals is None else totals[head]
+            steps.append(Step(hidden, rows + 1 + head, self.head_decay**head, head, total))
         labels = alignment.tokens[1 : 1 + len(last)]
         teacher = Teacher(last, target.logits, self.vocabulary.ids, labels)
         projections = cast("list[DraftHead]", list(self.lm_heads))

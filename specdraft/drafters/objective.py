@@ -45,7 +45,8 @@ def objective(
     """The loss of a draft's steps, at least one, each looking one position further than the one before.
 
     Metrics per step i: loss_sum, alpha_sum (expected acceptances of a sampled token), match_sum (the draft's best token
-    is the target's, at every step so far), each over ``row_total`` rows.
+    is the target's, at every step so far), each over ``row_total`` rows. Of the first step also out_of_vocabulary_mass:
+    the probability that the target gives to tokens which cannot be drafted.
     """
     loss, results = distillation_loss(weights, teacher, steps, divergence)
     return TrainingLoss(loss, _metrics(steps, results))
@@ -62,4 +63,7 @@ def _metrics(steps: Sequence[Step], results: Sequence[StepResult]) -> dict[str, 
         metrics[f"step_{index}/alpha_sum"] = result.alpha_sum
         metrics[f"step_{index}/match_sum"] = matched.sum()
         metrics[f"step_{index}/row_total"] = torch.tensor(len(matched), device=matched.device)
+    rows = metrics["step_0/row_total"]
+    metrics["out_of_vocabulary_mass_sum"] = rows - results[0].mass_sum
+    metrics["out_of_vocabulary_mass_total"] = rows
     return metrics

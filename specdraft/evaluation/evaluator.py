@@ -1,6 +1,5 @@
 """Measure a drafter by really decoding with it, beside the same loop without it."""
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from specdraft.decoding.coloured import pieces
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import Rule, describe, rejection_sampling
 from specdraft.decoding.sampling import Sampling
@@ -18,10 +18,15 @@ from specdraft.decoding.shapes import Shape, as_shape
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.evaluation import environment
+from specdraft.evaluation.advice import Advice, advise
+from specdraft.evaluation.cost_model import CostModel, CostSettings
+from specdraft.evaluation.costs import cost_model
 from specdraft.evaluation.distinctness import distinct_ngrams
 from specdraft.evaluation.prompts import Prompt, check_lengths, encode
 from specdraft.evaluation.results import Request, Result, summarize
 from specdraft.files import atomic_file
+from specdraft.redaction import redact
+from specdraft.targets.loading import template_hash
 
 if TYPE_CHECKING:
     from specdraft.decoding.decoder import Generation
@@ -48,6 +53,7 @@ class EvaluationSettings:
     top_p: float = 1.0
     max_new_tokens: int = 128
     seed: int = 0
+    samples: int = 3  # prompts whose answers are recorded round by round, for the report
 
     @classmethod
     def from_config(cls, decoding: Mapping[str, Any], seed: int = 0) -> "EvaluationSettings":
@@ -99,6 +105,10 @@ class Evaluation:
     results: list[Result]
     categories: list[Result]
     distinct_4gram: dict[float, float]  # by temperature, of the baseline's generations
+    samples: list[dict[str, Any]] = field(default_factory=list)  # drafter, temperature, category, question, pieces
+    cost_models: list[CostModel] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)  # what was really measured of what is predicted
+    advice: list[Advice] = field(default_factory=list)  # a drafter each
     machine: dict[str, Any] = field(default_factory=environment.machine)
     versions: dict[str, str] = field(default_factory=environment.versions)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -128,6 +138,10 @@ class Evaluation:
                 ],
                 "results": [result.to_dict() for result in self.results],
                 "categories": [result.to_dict() for result in self.categories],
+                "cost_models": [model.to_dict() for model in self.cost_models],
+                "checks": self.checks,
+                "advice": [advice.to_dict() for advice in self.advice],
+                "samples": self.samples,
             }
         )
 
@@ -146,23 +160,28 @@ def evaluate(
     compare: "Mapping[str, Drafter] | None" = None,
     notes: Mapping[str, Any] | None = None,
     progress: bool = True,
+    cost: CostSettings | None = None,
 ) -> Evaluation:
     """Decode all prompts without drafting, with ``drafter`` and with each drafter of ``compare``, at each temperature.
 
     The ways of decoding take turns on every prompt, the first place rotating, so that a machine that slows down or
     speeds up does so for all of them. In a conversation of several turns every way continues the baseline's answers:
-    all decode the same token ids. ``notes`` are added to the recorded settings (benchmark, checkpoint, ...).
+    all decode the same token ids. ``notes`` are added to the recorded settings (benchmark, checkpoint, ...). ``cost``
+    asks for the cost model of every drafter that has parameters.
 
     Raises UserError if there are no prompts or one does not fit the context, before anything is decoded.
     """
     check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
     shape = settings.draft_shape(drafter, target)
-    drafters = {_name(drafter): drafter, **(compare or {})}
+    drafters = {family(drafter): drafter, **(compare or {})}
     for each in drafters.values():
         each.eval()
     results: list[Result] = []
     categories: list[Result] = []
     distinctness: dict[float, float] = {}
+    samples: list[dict[str, Any]] = []
+    models: list[CostModel] = []
+    checks: list[dict[str, Any]] = []
     names = sorted({prompt.category for prompt in prompts})
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with tqdm(total=total, desc="evaluating", unit="request", disable=not progress) as bar:
@@ -175,6 +194,11 @@ def evaluate(
                 for category in names if len(names) > 1 else ():
                     chosen = [row for row in rows if row.category == category]
                     categories.append(summarize(chosen, name, temperature, shape.depth, category, settings.seed))
+                samples += _samples(target, results[-1], rows, prompts)
+                if cost is not None and next(drafters[name].parameters(), None) is not None:
+                    predicted = _predict(target, drafters[name], prompts, settings, shape, results[-1], rows, cost)
+                    models += predicted[0]
+                    checks += predicted[1]
     recorded = {
         "num_draft_tokens": shape.depth,
         "temperatures": list(settings.temperatures),
@@ -191,13 +215,60 @@ def evaluate(
         "device": str(target.device),
         **(notes or {}),
     }
-    return Evaluation(recorded, results, categories, distinctness)
+    of = {name: [model for model in models if model.drafter == name] for name in drafters}
+    advice = [found for name, own in of.items() if own and (found := advise(own, family(drafters[name]))) is not None]
+    return Evaluation(redact(recorded), results, categories, distinctness, samples, models, checks, advice)
 
 
-def template_hash(tokenizer: Any) -> str | None:
-    """A hash of the chat template: another template at evaluation than in training lowers acceptance silently."""
-    template = getattr(tokenizer, "chat_template", None)
-    return None if not template else hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+def _predict(
+    target: "Target",
+    drafter: "Drafter",
+    prompts: Sequence[Prompt],
+    settings: EvaluationSettings,
+    shape: Shape,
+    result: Result,
+    requests: Sequence[Request],
+    cost: CostSettings,
+) -> tuple[list[CostModel], list[dict[str, Any]]]:
+    """The cost model at the temperature of ``result``, and what was measured of the drafts that it predicts."""
+    temperature = result.temperature
+    found = cost_model(target, drafter, result, requests, shape, settings.sampling(temperature), settings.rule, cost)
+    if found is None:
+        return [], []
+    checks = [_checked(result, shape, result.drafter)]
+    for other in found.shapes if cost.check else ():
+        changed = replace(settings, shape=other, temperatures=(temperature,), samples=0)
+        again = evaluate(target, drafter, prompts, changed, progress=False).results[0]
+        checks.append(_checked(again, other, result.drafter))
+    return [found.model], checks
+
+
+def _checked(result: Result, shape: Shape, drafter: str) -> dict[str, Any]:
+    return {
+        "drafter": drafter,
+        "temperature": result.temperature,
+        "draft": str(shape),
+        "tokens": shape.num_nodes,
+        "acceptance_length": result.acceptance_length.value,
+        "speedup": result.decoding_speedup,
+    }
+
+
+def _samples(
+    target: "Target", result: Result, requests: Sequence[Request], prompts: Sequence[Prompt]
+) -> list[dict[str, Any]]:
+    """The recorded answers, as pieces that say where each came from."""
+    return [
+        {
+            "drafter": result.drafter,
+            "temperature": result.temperature,
+            "category": request.category,
+            "question": prompts[request.prompt].opening[-1]["content"],
+            "pieces": [asdict(piece) for piece in pieces(trace, len(request.drafted.tokens), target.tokenizer)],
+        }
+        for request in requests
+        if (trace := request.drafted.trace) is not None
+    ]
 
 
 def _decode(
@@ -219,19 +290,22 @@ def _decode(
     for name in ways:  # the first passes allocate buffers and choose kernels
         decoders[name].generate(warm_up, min(_WARM_UP_TOKENS, settings.max_new_tokens), settings.seed)
     requests: dict[str, list[Request]] = {name: [] for name in drafters}
+    recorded = _one_of_each_category(prompts)[: settings.samples]
     number = 0
     for index, prompt in enumerate(prompts):
         messages = list(prompt.opening)
         for turn in range(1 + len(prompt.follow_ups)):
             ids = encode(target.tokenizer, messages)
             first = number % len(ways)
+            for name in drafters:
+                decoders[name].trace = turn == 0 and index in recorded
             generations: dict[str, Generation] = {
                 name: decoders[name].generate(ids, settings.max_new_tokens, settings.seed + number)
                 for name in ways[first:] + ways[:first]
             }
             baseline = generations[_BASELINE]
             for name in drafters:
-                requests[name].append(Request(index, prompt.category, baseline, generations[name]))
+                requests[name].append(Request(index, prompt.category, baseline, generations[name], ids))
             if turn < len(prompt.follow_ups):
                 answer = target.tokenizer.decode(baseline.tokens, skip_special_tokens=True)
                 messages += [
@@ -243,7 +317,13 @@ def _decode(
     return requests
 
 
-def _name(drafter: "Drafter") -> str:
+def _one_of_each_category(prompts: Sequence[Prompt]) -> list[int]:
+    """The numbers of all prompts, those first that are the first of their category."""
+    first = list({prompt.category: index for index, prompt in reversed(list(enumerate(prompts)))}.values())
+    return sorted(first) + [index for index in range(len(prompts)) if index not in first]
+
+
+def family(drafter: "Drafter") -> str:
     """``PromptLookup`` -> ``prompt_lookup``: the word of the command line and of the JSON file."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(drafter).__name__).lower()
 

@@ -4,6 +4,7 @@ Everything that can be wrong with a prompt is found before the first one is deco
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from specdraft.errors import UserError
 STDLIB = "python-stdlib"
 STDLIB_LIMIT = 40
 ALL = sys.maxsize
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _FORMS = 'one of "prompt" (text), "messages" (list of {"role", "content"}) or "turns" (list of texts)'
 
 
@@ -121,8 +123,8 @@ def _read_jsonl(path: Path) -> list[Prompt]:
         raise UserError(f"the prompts file {path} does not exist: check the path of benchmark=") from None
     except UnicodeDecodeError as error:
         raise UserError(f"the prompts file {path} is not UTF-8 text ({error.reason}): expected JSON Lines") from error
-    except OSError as error:
-        raise UserError(f"the prompts file {path} cannot be read ({error.strerror}): expected JSON Lines") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UserError(f"the prompts file {path} cannot be read ({error}): expected JSON Lines") from error
     # Not splitlines(): JSON strings may hold U+2028 and its like unescaped.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
@@ -133,7 +135,7 @@ def _read_jsonl(path: Path) -> list[Prompt]:
 def _parse(line: str, origin: str, number: int) -> Prompt:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{origin} is not JSON ({error}): expected an object with {_FORMS}") from error
     if not isinstance(record, dict):
         raise UserError(f"{origin} is a JSON {type(record).__name__}: expected an object with {_FORMS}")
@@ -163,7 +165,10 @@ def _messages(value: Any, origin: str) -> tuple[Message, ...]:
         raise UserError(f'{origin}: "messages" is {_shown(value)}; expected a list of {{"role", "content"}} objects')
     for message in value:
         if not (
-            isinstance(message, dict) and isinstance(message.get("content"), str) and _is_text(message.get("role"))
+            isinstance(message, dict)
+            and isinstance(message.get("content"), str)
+            and not _SURROGATE.search(message["content"])
+            and _is_text(message.get("role"))
         ):
             raise UserError(
                 f'{origin}: the message {_shown(message)} is malformed; expected {{"role", "content"}}, both texts'
@@ -178,7 +183,8 @@ def _user(text: str) -> Message:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    """Whether ``value`` is a text that is not empty; half a character (a lone surrogate) no tokenizer can read."""
+    return isinstance(value, str) and bool(value.strip()) and not _SURROGATE.search(value)
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,8 @@ P = prompts, R = resamples. Definitions of acceptance are those of ``specdraft.d
 
 - *tokens per second* = emitted tokens / (prefill + decoding time), counted alike with and without drafting: ids, cut at
   the end of text and at the requested length.
-- *speedup* = tokens per second with drafting / without, same loop, prompts and sampling.
+- *speedup* = tokens per second with drafting / without, same loop, prompts and sampling. *decoding speedup*: the same
+  without the prompts' passes, which is what the cost model (``specdraft.evaluation.cost_model``) predicts.
 - *cost ratio* c = draft step time / target step time. The draft step is everything the drafter costs in a round over K;
   the target step is a round of the baseline, a forward pass over one token.
 - *modelled speedup* = tau / (1 + K * c): what the measured acceptance and cost would give if verifying K + 1 tokens
@@ -13,7 +14,8 @@ P = prompts, R = resamples. Definitions of acceptance are those of ``specdraft.d
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +36,7 @@ class Request:
     category: str
     baseline: "Generation"
     drafted: "Generation"
+    prompt_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Result:
     prompts: int
     requests: int
     counts: AcceptanceCounts
+    conditional_acceptance_interval: list[Interval | None]  # by position
     acceptance_length: Estimate
     acceptance_length_per_request: Estimate
     tokens: int
@@ -61,6 +65,7 @@ class Result:
     baseline_tokens: int
     baseline_tokens_per_second: float
     speedup: Estimate
+    decoding_speedup: float
     draft_step_seconds: float
     target_step_seconds: float
     cost_ratio: float
@@ -88,6 +93,8 @@ class Result:
         counts = self.counts.to_dict()
         flat |= {name: value for name, value in counts.items() if name != "acceptance_length"}
         for name in (
+            "conditional_acceptance_interval",
+            "decoding_speedup",
             "tokens",
             "tokens_per_second",
             "baseline_tokens",
@@ -121,7 +128,8 @@ def summarize(
 ) -> Result:
     """Reduce the requests of one drafter at one temperature (and one category) to a result."""
     counts = AcceptanceCounts(num_draft_tokens)
-    names = ("accepted", "rounds", "tau", "with_rounds", "tokens", "seconds", "baseline_tokens", "baseline_seconds")
+    names = ["accepted", "rounds", "tau", "with_rounds", "tokens", "seconds", "baseline_tokens", "baseline_seconds"]
+    names += [f"{what} {position}" for what in ("reached", "accepted") for position in range(num_draft_tokens)]
     sums = {prompt: dict.fromkeys(names, 0.0) for prompt in sorted({request.prompt for request in requests})}
     for request in requests:
         own = AcceptanceCounts(num_draft_tokens).add(request.drafted)
@@ -136,6 +144,9 @@ def summarize(
         row["seconds"] += seconds(request.drafted)
         row["baseline_tokens"] += len(request.baseline.tokens)
         row["baseline_seconds"] += seconds(request.baseline)
+        for position in range(num_draft_tokens):
+            row[f"reached {position}"] += own.reached_per_position[position]
+            row[f"accepted {position}"] += own.accepted_per_position[position]
     columns = torch.tensor([[row[name] for name in names] for row in sums.values()], dtype=torch.float64)  # [P, C]
 
     def estimate(statistic: Callable[[dict[str, Tensor]], Tensor]) -> Estimate:
@@ -155,6 +166,10 @@ def summarize(
         sum(request.drafted.decode_seconds for request in requests) - draft_seconds, counts.rounds
     )
     cost_ratio = _divide(draft_step, target_step)
+    decoding_rate = _divide(  # tokens a second behind the first of each answer
+        sum(len(request.drafted.tokens) - 1 for request in requests),
+        sum(request.drafted.decode_seconds for request in requests),
+    )
     divergences = [value for request in requests for value in request.drafted.divergence]
     return Result(
         drafter=drafter,
@@ -163,6 +178,9 @@ def summarize(
         prompts=len(sums),
         requests=len(requests),
         counts=counts,
+        conditional_acceptance_interval=[
+            estimate(partial(_share, f"accepted {i}", f"reached {i}")).interval for i in range(num_draft_tokens)
+        ],
         acceptance_length=estimate(lambda s: 1 + s["accepted"] / s["rounds"]),
         acceptance_length_per_request=estimate(lambda s: s["tau"] / s["with_rounds"]),
         tokens=int(total["tokens"]),
@@ -170,6 +188,7 @@ def summarize(
         baseline_tokens=int(total["baseline_tokens"]),
         baseline_tokens_per_second=_divide(total["baseline_tokens"], total["baseline_seconds"]),
         speedup=estimate(lambda s: (s["tokens"] / s["seconds"]) / (s["baseline_tokens"] / s["baseline_seconds"])),
+        decoding_speedup=decoding_rate * target_step,
         draft_step_seconds=draft_step,
         target_step_seconds=target_step,
         cost_ratio=cost_ratio,
@@ -181,6 +200,10 @@ def summarize(
         nodes_per_round=_divide(sum(sum(request.drafted.nodes) for request in requests), counts.rounds),
         divergence=sum(divergences) / len(divergences) if divergences else None,
     )
+
+
+def _share(part: str, whole: str, sums: dict[str, Tensor]) -> Tensor:
+    return sums[part] / sums[whole]
 
 
 def _divide(numerator: float, denominator: float) -> float:

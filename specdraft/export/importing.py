@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -20,8 +18,9 @@ from specdraft.drafters.checkpoint import about_target, save_drafter
 from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError, exit_on_user_error
 from specdraft.export.eagle3 import SIZES, layout_config, layout_tensors, validate
-from specdraft.files import read_json
+from specdraft.files import member, read_json
 from specdraft.targets import Target
+from specdraft.tensors import read_tensors
 
 # SGLang's earlier names, and speculators' name for the only layer.
 _RENAMED = {
@@ -47,42 +46,60 @@ def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] |
     Raises UserError for files that are missing, damaged, of another target, or of a head that ours does not represent.
     """
     directory = Path(directory)
-    published = read_json(directory / "config.json")
+    published = read_json(member(directory, "config.json"))
     if not isinstance(published, dict):
         raise UserError(f"{directory / 'config.json'} is no configuration: expected an EAGLE-3 head; restore it")
-    config = _flat(published)
-    tensors = _named(_read(directory))
-    norms = any(name.startswith("fc_norm.") for name in tensors)
-    _check_represented(config, tensors, norms)
-    _share_with(target, config, tensors)
-    head = Eagle3(
-        **_shape(config, target),
-        layers=target.check_layers(_layers(config, published, target) if layers is None else layers),
-        fc_norm=norms,
-        norm_output=bool(config.get("norm_output", False)),
-    )
-    _check_vocabulary(tensors, len(head.d2t), head.vocab_size)
-    # The exporter's own validation, on the file's tensors: what it accepts, our head and every engine read alike.
-    about = layout_config(head.config(), about_target(target), "float32")
-    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    validate(about, layout_tensors(floats, about), target.num_layers)
-    head.load_state_dict(head.state_dict() | floats)
+    tensors = _read(directory)
+    try:
+        head = _head(published, tensors, target, layers)
+    except UserError:
+        raise
+    except Exception as error:  # values of any type may stand where transformers and torch expect theirs
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{directory} holds no EAGLE-3 head ({reason}): expected one; download it again") from error
     head.bind(target)
     return head.eval()
 
 
+def _head(
+    published: dict[str, Any], files: Mapping[str, Tensor], target: Target, layers: Sequence[int] | None
+) -> Eagle3:
+    config, tensors = _flat(published), _named(files)
+    norms = any(name.startswith("fc_norm.") for name in tensors)
+    _check_represented(config, tensors, norms)
+    _share_with(target, config, tensors)
+    arguments = {
+        **_shape(config, target),
+        "layers": target.check_layers(_layers(config, published, target) if layers is None else layers),
+        "fc_norm": norms,
+        "norm_output": bool(config.get("norm_output", False)),
+    }
+    with torch.device("meta"):  # nothing is allocated before the file is known to hold it
+        shell = Eagle3(**arguments)
+    _check_vocabulary(tensors, len(shell.d2t), shell.vocab_size)
+    # The exporter's own validation, on the file's tensors: what it accepts, our head and every engine read alike.
+    about = layout_config(shell.config(), about_target(target), "float32")
+    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    validate(about, layout_tensors(floats, about), target.num_layers)
+    head = Eagle3(**arguments)
+    head.load_state_dict(head.state_dict() | floats)
+    return head
+
+
 def _read(directory: Path) -> dict[str, Tensor]:
-    files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
+    files = sorted(file.name for file in directory.glob("*.safetensors"))
+    pickles = sorted(file.name for suffix in ("bin", "pt", "pth", "ckpt") for file in directory.glob(f"*.{suffix}"))
+    if not files and pickles:
+        raise UserError(
+            f"{directory / pickles[0]} is a pickle, which can run code when it is read: expected *.safetensors; if you "
+            "trust it, convert it with `safetensors.torch.save_file(torch.load(path, weights_only=True), "
+            "'model.safetensors')`"
+        )
     if not files:
-        raise UserError(f"{directory} holds no weights: expected *.safetensors or pytorch_model.bin; check the path")
+        raise UserError(f"{directory} holds no weights: expected *.safetensors; check the path")
     tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            safe = file.suffix == ".safetensors"
-            tensors |= load_file(file) if safe else torch.load(file, "cpu", weights_only=True)
-        except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{file} is damaged ({reason}): expected a head; download it again") from error
+    for name in files:
+        tensors |= read_tensors(member(directory, name))
     return tensors
 
 
@@ -215,7 +232,8 @@ def main() -> None:
         trust_remote_code=options.trust_remote_code,
     )
     head = import_eagle3(options.path, target, options.layers)
-    extra = {"target": about_target(target), "imported_from": str(options.path)}
+    about = about_target(target) | {"chat_template_hash": None}  # nobody knows with which it was trained
+    extra = {"target": about, "imported_from": str(options.path)}
     print(f"checkpoint: {save_drafter(head, options.output, target.identity, extra)}")
 
 

@@ -15,7 +15,7 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.export import draft_model, eagle1, eagle3, medusa
 from specdraft.export.engine import Engine
-from specdraft.export.layout import Layout
+from specdraft.export.layout import DTYPES, Layout
 from specdraft.export.model_card import model_card
 from specdraft.files import atomic_directory
 
@@ -66,6 +66,8 @@ def layout_for(drafter: Drafter, target: Mapping[str, Any], engine: Engine, outp
             f"expected one of {', '.join(kind.__name__ for kind in _LAYOUTS)}; train one of those, or set export=null"
         )
     dtype = target.get("dtype", "float32") if engine.dtype == "auto" else engine.dtype
+    if dtype not in DTYPES:
+        raise UserError(f"the weights cannot be written as {dtype!r}: expected engine.dtype to be {', '.join(DTYPES)}")
     return engine.accept(_LAYOUTS[type(drafter)](drafter, target, dtype), target, output)
 
 

@@ -65,12 +65,21 @@ class Teacher:
 @dataclass
 class Step:
     """One drafting step: the inputs ``hidden [n, H]`` of the projection, the ascending ``positions [n]`` whose
-    distribution they are to match, the ``weight`` of the step's mean in the loss, and which ``head`` projects it."""
+    distribution they are to match, the ``weight`` of the step's mean in the loss, and which ``head`` projects it.
+
+    ``total`` is what the sum over rows is divided by to make that mean, where they are part of a larger batch: None is
+    their own number."""
 
     hidden: Tensor
     positions: Tensor
     weight: float
     head: int = 0
+    total: float | None = None
+
+    @property
+    def scale(self) -> float:
+        """What one row counts in the loss."""
+        return self.weight / (self.total or max(1, len(self.positions)))
 
 
 class FrozenHead(NamedTuple):
@@ -88,10 +97,12 @@ Head = Tensor | FrozenHead
 @dataclass
 class StepResult:
     """Sums over a step's n rows. ``alpha_sum``: sum of min(p, q) with p over the full vocabulary, the expected
-    acceptance of a sampled draft token. ``matched [n]`` bool: the draft's best token is the target's best token."""
+    acceptance of a sampled draft token. ``mass_sum``: of what p gives to the draft vocabulary. ``matched [n]`` bool:
+    the draft's best token is the target's best token."""
 
     loss_sum: Tensor
     alpha_sum: Tensor
+    mass_sum: Tensor
     matched: Tensor
 
 
@@ -120,7 +131,8 @@ def distillation_loss(
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
     zero = torch.zeros((), dtype=_accumulator(steps[0].hidden), device=steps[0].hidden.device)
     results = [
-        StepResult(zero.clone(), zero.clone(), torch.zeros_like(step.positions, dtype=torch.bool)) for step in steps
+        StepResult(zero.clone(), zero.clone(), zero.clone(), torch.zeros_like(step.positions, dtype=torch.bool))
+        for step in steps
     ]
     hiddens = (step.hidden for step in steps)
     loss = _ChunkedDistillation.apply(teacher, steps, results, divergence, chunk_elements, *weights, *hiddens)
@@ -187,10 +199,11 @@ class _ChunkedDistillation(torch.autograd.Function):
                 torch.mul(at.p, at.mass[:, None], out=overlap)
                 alpha = torch.minimum(overlap, q, out=overlap).sum(-1)
                 result.alpha_sum += alpha.sum()
+                result.mass_sum += at.mass.sum()
 
                 values, grad_z = divergence(Draft(z, log_normaliser, q, overlap, alpha), at)
                 result.loss_sum += values.sum()
-                grad_z = grad_z.mul_(step.weight / len(step.positions)).to(h.dtype)
+                grad_z = grad_z.mul_(step.scale).to(h.dtype)
                 if isinstance(weight, FrozenHead):
                     if h.requires_grad:
                         (grad_hidden[low:high],) = torch.autograd.grad(logits, h, grad_z.to(logits.dtype))
@@ -207,7 +220,7 @@ class _ChunkedDistillation(torch.autograd.Function):
             for g, w in zip(grad_weights, weights, strict=True)
         ]
         ctx.save_for_backward(*rounded, *grad_hiddens)
-        means = (r.loss_sum * (s.weight / max(1, len(s.positions))) for s, r in zip(steps, results, strict=True))
+        means = (result.loss_sum * step.scale for step, result in zip(steps, results, strict=True))
         return torch.stack(list(means)).sum()
 
     @staticmethod

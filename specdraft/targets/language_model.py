@@ -9,6 +9,7 @@ refused instead of teaching or drafting the wrong distribution.
 Layer k means "the hidden state after k decoder layers", transformers' ``hidden_states[k]`` and vLLM's convention.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -100,8 +101,34 @@ class LanguageModel:
 
         They carry the gradients of whatever weights are trained.
         """
+        inputs: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids}
+        if not self._separates_documents:
+            documents = (position_ids == 0).cumsum(-1)  # [B, T]
+            visible = (documents[..., None] == documents[:, None]).tril()
+            inputs["attention_mask"] = attention_masks(
+                self.config, visible, position_ids, [0] * len(input_ids), self.dtype
+            )
         # With a cache transformers would attend across documents without a word.
-        return self._run(layers, input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        return self._run(layers, use_cache=False, **inputs)
+
+    @functools.cached_property
+    @torch.inference_mode()
+    def _separates_documents(self) -> bool:
+        """Whether the architecture itself stops attention where positions restart; gpt-oss, for one, does not.
+
+        A doubt costs an explicit mask, never a wrong distribution.
+        """
+        ids = torch.arange(1, 9, device=self.device)[None] % self.vocab_size
+        positions = torch.arange(4, device=self.device).repeat(2)[None]
+        packed = self._run((), input_ids=ids, position_ids=positions, use_cache=False).last[:, 4:]
+        alone = self._run((), input_ids=ids[:, 4:], position_ids=positions[:, 4:], use_cache=False).last
+        difference = (packed - alone).abs().max().item()
+        return difference < self._tolerance * max(1.0, alone.abs().max().item())
+
+    @property
+    def _tolerance(self) -> float:
+        """Differences below it, beside values of one, are those of floating point."""
+        return 1e-4 if self.dtype in (torch.float32, torch.float64) else 2e-2
 
     @torch.inference_mode()
     def step(
@@ -151,9 +178,8 @@ class LanguageModel:
         ids = torch.arange(1, 9, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=ids, use_cache=False).logits.float()
         ours = self.logits(self._run((), input_ids=ids, use_cache=False).last).float()
-        tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) else 2e-2
         difference = (ours - expected).abs().max().item()
-        if not difference < tolerance * max(1.0, expected.abs().max().item()):
+        if not difference < self._tolerance * max(1.0, expected.abs().max().item()):
             raise UserError(
                 f"the architecture {self.architecture} is not supported: logits from its hidden states differ from its "
                 f"own by {difference:.2g}; expected equality, so it transforms them in a way that specdraft does not "

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specdraft.errors import UserError
+from specdraft.files import member, read_json
+from specdraft.targets.partition import gathered
+from specdraft.targets.sizes import check_sizes
 
 _EMBEDDED = "embedded://"
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -19,8 +22,9 @@ def location(name: str) -> str:
     """The path or hub id that ``from_pretrained`` takes; ``embedded://NAME`` is a target inside this package."""
     if not name.startswith(_EMBEDDED):
         return name
-    folder = Path(__file__).parent.parent / "embedded" / name.removeprefix(_EMBEDDED)
-    if not (folder / "config.json").is_file():
+    plain = name.removeprefix(_EMBEDDED)
+    folder = Path(__file__).parent.parent / "embedded" / plain
+    if not plain.isidentifier() or not (folder / "config.json").is_file():
         raise UserError(f"there is no embedded target {name!r}: expected embedded://tiny")
     return str(folder)
 
@@ -37,10 +41,13 @@ def load(
     where = location(name)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
+        check_files(where, revision)
         model, report = AutoModelForCausalLM.from_pretrained(
-            where, dtype=dtype, attn_implementation=attention, output_loading_info=True, **common
+            where, dtype=dtype, attn_implementation=attention, output_loading_info=True, use_safetensors=True, **common
         )
         tokenizer = AutoTokenizer.from_pretrained(where, **common)
+    except UserError:
+        raise
     except Exception as error:  # transformers, the hub client and safetensors raise a dozen kinds
         reason = " ".join(str(error).split())[:300]
         raise UserError(
@@ -53,6 +60,48 @@ def load(
             f"{min(report['missing_keys'])} among them; expected a complete causal LM"
         )
     return model, tokenizer
+
+
+def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """A tokenizer alone, by hub id or directory. Raises UserError if there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(location(name), revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:  # as above
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"cannot load the tokenizer {name!r} ({type(error).__name__}: {reason}): "
+            "expected a local from_pretrained directory or a reachable hub id"
+        ) from error
+
+
+def template_hash(tokenizer: Any) -> str | None:
+    """A hash of the chat template: another template in serving than in training lowers acceptance silently."""
+    template = getattr(tokenizer, "chat_template", None)
+    return None if not template else hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_files(where: str, revision: str | None) -> None:
+    """Raises UserError for a configuration of sizes that no model has, and for an index that leads out of its folder;
+    and what transformers raises where there is no configuration."""
+    config, _ = PreTrainedConfig.get_config_dict(where, revision=revision)
+    check_sizes(config, f"the configuration of {where}")
+    index = Path(where) / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    content = read_json(index)
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise UserError(f"{index} names no files: expected a weight_map as save_pretrained writes it; restore it")
+    for file in set(files.values()):
+        member(Path(where), file)
+
+
+def checkpoint_dtype(name: str, revision: str | None, dtype: str, trust_remote_code: bool) -> torch.dtype:
+    """The dtype that ``load`` will give the weights; "auto" is what the configuration says."""
+    if dtype == "auto":
+        config = AutoConfig.from_pretrained(location(name), revision=revision, trust_remote_code=trust_remote_code)
+        return config.dtype or torch.float32
+    return getattr(torch, dtype)
 
 
 def config_hash(config: PreTrainedConfig) -> str:
@@ -69,6 +118,7 @@ def weights_hash(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
-        start = weight.detach().flatten()[:64].to("cpu", torch.bfloat16)
+        with gathered([weight]):
+            start = weight.detach().flatten()[:64].to("cpu", torch.bfloat16)
         digest.update(name.encode() + start.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from specdraft.errors import UserError
 from specdraft.targets import loading
 from specdraft.targets.language_model import LanguageModel
+from specdraft.targets.partition import load_partitioned
+
+PLACEMENTS = ("replicated", "zero3")
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,12 @@ class TargetIdentity:
 
 
 class Target(LanguageModel):
-    """A frozen causal LM. Not an ``nn.Module``, so that no optimizer, checkpoint or engine ever takes it in."""
+    """A frozen causal LM. Not an ``nn.Module``, so that no optimizer, checkpoint or engine ever takes it in.
+
+    ``engine`` runs its layers where they are cut over the ranks: every pass then needs all of them.
+    """
+
+    engine: Any = None
 
     def __init__(self, model: Any, tokenizer: Any, name: str, revision: str | None = None) -> None:
         """Wrap a loaded model. Raises UserError for an architecture whose features cannot be trusted."""
@@ -42,12 +51,23 @@ class Target(LanguageModel):
         device: str = "auto",
         attn_implementation: str = "sdpa",
         trust_remote_code: bool = False,
+        placement: str = "replicated",
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
 
-        Raises UserError if it cannot be found, does not load, or is not supported.
+        ``placement``: replicated is whole on every rank; zero3 cuts the layers over the ranks. Raises UserError if it
+        cannot be found, does not load, or is not supported.
         """
-        model, tokenizer = loading.load(name, revision, dtype, attn_implementation, trust_remote_code)
+        if placement not in PLACEMENTS:
+            raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
+        load = partial(loading.load, name, revision, dtype, attn_implementation, trust_remote_code)
+        if placement == "zero3":
+            loaded = loading.checkpoint_dtype(name, revision, dtype, trust_remote_code)
+            model, tokenizer, engine = load_partitioned(load, loaded)
+            target = cls(model, tokenizer, name, revision)
+            target.engine = engine
+            return target
+        model, tokenizer = load()
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cpu":
@@ -76,8 +96,9 @@ class Target(LanguageModel):
         return frozenset([ids] if isinstance(ids, int) else ids or ())
 
     def to(self, device: torch.device | str) -> "Target":
-        """Move the weights."""
-        self.model.to(device)
+        """Move the weights; those that are cut over the ranks lie where they are used."""
+        if self.engine is None:
+            self.model.to(device)
         return self
 
     def default_layers(self) -> tuple[int, ...]:

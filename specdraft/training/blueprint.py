@@ -11,9 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from specdraft.errors import UserError
 from specdraft.targets import Target, TargetIdentity
-from specdraft.targets.loading import config_hash, location
+from specdraft.targets.loading import check_files, config_hash, location
+from specdraft.targets.sizes import at_most
 
 _TIMEOUT = 5.0  # seconds; the hub client's own retries would take half a minute to say the same
+_MOST_WEIGHTS = 200_000  # tensors: those of 1,000 experts, one by one, in 60 layers
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -31,9 +33,12 @@ def target_config(settings: Mapping[str, Any]) -> PreTrainedConfig:
         if not _cached(where, revision):
             _ask_hub(where, revision)
     try:
+        check_files(where, revision)
         return AutoConfig.from_pretrained(
             where, revision=revision, trust_remote_code=settings.get("trust_remote_code", False)
         )
+    except UserError:
+        raise
     except Exception as error:  # transformers and the hub client raise a dozen kinds
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -50,10 +55,26 @@ def shape_config(shape: Mapping[str, Any]) -> PreTrainedConfig:
 class WeightlessTarget(Target):
     """A target on the meta device: sizes and layer numbers, no arithmetic."""
 
-    def __init__(self, config: PreTrainedConfig, name: str) -> None:
-        """Build the modules without memory. Nothing that reads weights works."""
-        with torch.device("meta"):
-            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    def __init__(self, config: PreTrainedConfig, name: str, trust_remote_code: bool = False) -> None:
+        """Build the modules without memory. Nothing that reads weights works.
+
+        Raises UserError for a configuration that is none of a causal LM, or of more weights than any has.
+        """
+        try:
+            with torch.device("meta"), at_most(_MOST_WEIGHTS, f"the configuration of {name}"):
+                self.model = AutoModelForCausalLM.from_config(
+                    config,
+                    dtype=torch.bfloat16,
+                    attn_implementation="eager",
+                    trust_remote_code=trust_remote_code,
+                )
+        except UserError:
+            raise
+        except Exception as error:  # what a size of zero does in a model's constructor is its own affair
+            raise UserError(
+                f"the configuration of {name} makes no causal LM ({' '.join(str(error).split())[:200]}): expected "
+                "sizes that belong together; restore its config.json"
+            ) from error
         self.tokenizer = None
         self.config = config.get_text_config()
         self.decoder = self.model.get_decoder()

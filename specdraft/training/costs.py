@@ -1,6 +1,7 @@
 """Arithmetic and memory of training, from the sizes of the modules alone.
 
-H = hidden size, A = heads * head size, T = tokens in a row, S = training-time-test steps, n = parameters.
+H = hidden size, A = heads * head size, T = tokens in a row, S = training-time-test steps, n = parameters, V / Vd =
+target / draft vocabulary.
 
 One multiply-add is 2 FLOPs. A weight costs 2 FLOPs per token forward and 4 backward (gradients of weight and input).
 """
@@ -11,15 +12,21 @@ from typing import Any
 
 from torch import nn
 
+from specdraft.drafters.objective import DraftHead
+from specdraft.losses.chunked import CHUNK_ELEMENTS
+
 _EXPERT = re.compile(r"\bexperts\b")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters of a module: all, those that a token passes through, and attention's width A times its layers."""
+    """Parameters of a target: all, those that a token passes through, those of its layers together, and those of the
+    largest of them; attention's width A times its layers."""
 
     total: int
     active: int
+    layers: int
+    largest: int
     attention: int
 
 
@@ -34,7 +41,9 @@ def target_sizes(model: nn.Module, config: Any) -> Sizes:
     active -= 0 if tied else embedding  # tied: the same matrix is the LM head, which does work
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Sizes(total, int(active), heads * head_dim * config.num_hidden_layers)
+    decoder = model.get_decoder()  # type: ignore[operator]
+    layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in decoder.layers]
+    return Sizes(total, int(active), sum(layers), max(layers), heads * head_dim * config.num_hidden_layers)
 
 
 def _num_experts(config: Any) -> int | None:
@@ -64,3 +73,22 @@ def state_bytes(parameters: int, stage: int | None, devices: int, mixed: bool) -
         "gradients": element * n / (shard if stage >= 2 else 1),
         "optimizer": (8 + masters) * n / (shard if stage >= 1 else 1),
     }
+
+
+def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabulary: int) -> float:
+    """Bytes that the loss holds at its peak: of a chunk of positions the logits of target and draft in fp32 and what is
+    made of them, and of the trained projections a gradient, which is there beside that of the step before."""
+    chunk = min(max(16, CHUNK_ELEMENTS // draft_vocabulary), tokens)
+    heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
+    projections = {id(head.weight): head.weight.numel() for head in heads if head.weight.requires_grad}
+    target = 2 * chunk * vocabulary  # logits, and their exponentials
+    draft = 6 * chunk * draft_vocabulary  # p, z, q, their overlap, and two products of a divergence
+    return 4.0 * (target + draft + sum(projections.values()))
+
+
+def target_weight_bytes(sizes: Sizes, element: int, devices: int, partitioned: bool) -> float:
+    """Bytes of the target's weights on a device: all; or, its layers cut over the devices, all else, a part of the
+    layers, and two of them whole: the one that computes and the one that is fetched."""
+    if not partitioned:
+        return float(sizes.total * element)
+    return float(element * (sizes.total - sizes.layers + sizes.layers / devices + 2 * sizes.largest))

@@ -1,12 +1,13 @@
 """From a configuration, a target and its data to a trained head in ``drafter/`` of the run directory."""
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.data.datamodule import DataModule
@@ -14,39 +15,26 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target
 from specdraft.entry import build
-from specdraft.errors import UserError
 from specdraft.files import atomic_directory, atomic_file
+from specdraft.redaction import redact
 from specdraft.targets import Target
 from specdraft.training.checkpoints import RunCheckpoint, StopSignal
+from specdraft.training.gauges import flops_per_token
+from specdraft.training.identity import log_identity
 from specdraft.training.live_acceptance import LiveAcceptance
+from specdraft.training.loggers import close
 from specdraft.training.module import DrafterModule
 from specdraft.training.progress import ProgressBar, progress
 from specdraft.training.start import build_drafter
 from specdraft.training.strategies import uses_gpus
-
-
-def build_logger(config: DictConfig) -> Logger:
-    """The logger, opened, so that a missing package or account shows before any work. Raises UserError."""
-    logger = build(config.logger)
-    try:
-        _ = logger.experiment
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"this logger needs a package that is not installed ({error}): install it or use logger=csv"
-        ) from error
-    except Exception as error:
-        if not isinstance(logger, WandbLogger):
-            raise
-        reason = " ".join(str(error).split())
-        raise UserError(f"W&B cannot be used ({reason}): run `wandb login`, or set logger.offline=true") from error
-    return logger
+from specdraft.training.summary import summary
 
 
 def fit(
     config: DictConfig,
     target: Target,
     data: DataModule,
-    logger: Logger,
+    loggers: list[Logger],
     directory: Path,
     resume: Path | None,
     check: Callable[[Drafter], object] = lambda drafter: None,
@@ -57,14 +45,20 @@ def fit(
     left a checkpoint, UserError for a loss that is not finite.
     """
     drafter, vocabulary = build_drafter(config, target, data)
+    data.check_reads(drafter)
     check(drafter)
     about = data.describe() | data.coverage(vocabulary)
-    settings = OmegaConf.to_container(config, resolve=True)
-    module = DrafterModule(drafter, target, build(config.model.optimizer), {"config": settings, "data": about})
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    length = min(config.data.sequence_length, target.max_length)
+    flops = flops_per_token(target, drafter, length, stored=config.data.store is not None)
+    describe = redact({"config": settings, "data": about})
+    module = DrafterModule(drafter, target, build(config.model.optimizer), describe, flops)
+    log_identity(loggers, redact(settings), about, target, data)
 
     stop = StopSignal()
+    prompts = data.evaluation_prompts_by_category("validation", config.live.prompts, config.live.max_new_tokens)
     live = LiveAcceptance(
-        data.evaluation_prompts("validation", config.live.prompts, config.live.max_new_tokens),
+        [ids for _, ids in prompts],
         directory / "drafter",
         config.live.every_n_steps,
         config.decoding.num_draft_tokens,
@@ -77,13 +71,14 @@ def fit(
             "target": about_target(target),
         },
         stop=lambda: stop.requested,
+        categories=[category for category, _ in prompts],
     )
     checkpoints = RunCheckpoint(directory / "checkpoints", live, stop, config.checkpoint.every_n_steps)
     bar = progress()
     trainer = build(config.trainer, _partial_=True)(
         strategy=build(config.strategy),
         precision=_precision(config),
-        logger=logger,
+        logger=loggers or False,
         callbacks=[stop, bar, live, checkpoints],
         enable_progress_bar=isinstance(bar, ProgressBar),
         default_root_dir=directory,
@@ -92,8 +87,9 @@ def fit(
         bring_along(resume.parent.parent, directory)
     if uses_gpus(config.trainer.accelerator):
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
+    started = time.perf_counter()
     try:
-        trainer.fit(module, data, ckpt_path=resume)
+        trainer.fit(module, data, ckpt_path=resume, weights_only=True)
     except SystemExit as error:
         # Lightning turns a Ctrl-C outside our handler's reach into exit status 1.
         if isinstance(error.__context__, KeyboardInterrupt):
@@ -101,6 +97,9 @@ def fit(
         raise
     finally:
         torch.set_float32_matmul_precision("highest")  # the evaluation compares tokens exactly
+        close(loggers)
+    if trainer.is_global_zero:
+        print(f"\n{summary(module, live, time.perf_counter() - started)}")
     return module
 
 

@@ -1,12 +1,13 @@
 """Live acceptance: while training, really decode held-out prompts with the current head, and keep the best one.
 
 Acceptance words are those of ``specdraft.decoding.metrics``. Prompts are dealt out over the ranks; the counts are
-summed, then divided once.
+summed, then divided once. Times are the first rank's own.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,12 +18,59 @@ from torch import Tensor
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import save_drafter
+from specdraft.training.samples import log_samples
 from specdraft.training.weights import full_precision_drafter
 
 if TYPE_CHECKING:
+    from specdraft.decoding.decoder import Generation
     from specdraft.training.module import DrafterModule
+
+_SAMPLES = 4  # answers shown with their drafts; more would not be read
+
+
+@dataclass
+class Measurement:
+    """What one measurement found. Seconds are this rank's: of drafting, of its rounds without that, and of as many
+    ``steps`` of the target alone, decoding plainly."""
+
+    counts: AcceptanceCounts
+    by_category: dict[str, AcceptanceCounts]
+    rounds: int = 0
+    draft_seconds: float = 0.0
+    verification_seconds: float = 0.0
+    steps: int = 0
+    step_seconds: float = 0.0
+    samples: list[tuple[str, Trace, int]] = field(default_factory=list)
+
+    def add(self, category: str, generation: "Generation") -> None:
+        """Count a generation of this rank."""
+        self.counts.add(generation)
+        self.by_category[category].add(generation)
+        self.rounds += len(generation.accepted)
+        self.draft_seconds += generation.draft_seconds
+        self.verification_seconds += generation.decode_seconds - generation.draft_seconds
+        if generation.trace is not None:
+            self.samples.append((category, generation.trace, len(generation.tokens)))
+
+    def costs(self) -> dict[str, float]:
+        """Step times as multiples of a plain target step, and what they make of the acceptance length.
+
+        cost_ratio c: one drafted token. verification_cost_ratio v: one round without its drafting.
+        predicted_speedup: acceptance length / (v + K c), of the rounds alone. Empty where nothing was decoded.
+        """
+        if not (self.rounds and self.steps):
+            return {}
+        step, drafts = self.step_seconds / self.steps, self.rounds * self.counts.num_draft_tokens
+        return {
+            "cost_ratio": self.draft_seconds / drafts / step,
+            "verification_cost_ratio": self.verification_seconds / self.rounds / step,
+            "predicted_speedup": self.counts.acceptance_length
+            * step
+            / ((self.draft_seconds + self.verification_seconds) / self.rounds),
+        }
 
 
 class LiveAcceptance(Callback):
@@ -41,9 +89,14 @@ class LiveAcceptance(Callback):
         max_new_tokens: int = 64,
         extra: dict[str, Any] | None = None,
         stop: Callable[[], bool] = lambda: False,
+        categories: Sequence[str] | None = None,
     ) -> None:
-        """Decode ``prompts`` (token ids), unless ``stop()``; ``extra`` goes into the saved head's config."""
+        """Decode ``prompts`` (token ids), unless ``stop()``; ``extra`` goes into the saved head's config.
+
+        ``categories`` has a name for each prompt, by which acceptance is counted as well.
+        """
         self.prompts = prompts
+        self.categories = categories or [""] * len(prompts)
         self.directory = directory
         self.every_n_steps = every_n_steps
         self.num_draft_tokens = num_draft_tokens
@@ -71,46 +124,68 @@ class LiveAcceptance(Callback):
         """Decode, log, and save the head if it is the best so far."""
         drafter = full_precision_drafter(trainer, module)
         start = time.perf_counter()
-        counts = self._decode(trainer, module, drafter)
-        if counts is None:
+        measured = self._decode(trainer, module, drafter)
+        if measured is None:
             return
-        step = trainer.global_step
+        counts, step = measured.counts, trainer.global_step
         self.measured_step = step
-        # Without a single round (every text ended with its first token) nothing was accepted either.
-        length = counts.acceptance_length if counts.rounds else 1.0
+        length = _length(counts)
         values = {
             "acceptance_length": length,
             "draft_acceptance_rate": counts.draft_acceptance_rate,
             "live_acceptance_seconds": time.perf_counter() - start,
-        }
+        } | measured.costs()
         for position, rate in enumerate(counts.conditional_acceptance_rate, start=1):
             values[f"conditional_acceptance_rate_{position}"] = rate
+        if len(measured.by_category) > 1:
+            for category, own in measured.by_category.items():
+                values[f"acceptance_length_by_category/{category}"] = _length(own)
         module.publish({name: value for name, value in values.items() if not math.isnan(value)})
+        log_samples(trainer.loggers, step, counts, measured.samples, module.target.tokenizer)
         if self.best is None or length > self.best:
             self.best, self.best_step = length, step
             if trainer.is_global_zero:
                 training = {"step": step, "live_acceptance_length": self.best} | self.extra.get("training", {})
                 save_drafter(drafter, self.directory, module.target.identity, self.extra | {"training": training})
 
-    def _decode(self, trainer: Trainer, module: "DrafterModule", drafter: Drafter) -> AcceptanceCounts | None:
-        counts = AcceptanceCounts(self.num_draft_tokens)
+    def _decode(self, trainer: Trainer, module: "DrafterModule", drafter: Drafter) -> Measurement | None:
+        names = sorted(set(self.categories))
+        empty = [AcceptanceCounts(self.num_draft_tokens) for _ in range(1 + len(names))]
+        measured = Measurement(empty[0], dict(zip(names, empty[1:], strict=True)))
         training = drafter.training
         drafter.eval()
         # Autocast belongs to training: serving engines do not use it, so neither does the measurement.
         with torch.inference_mode(), torch.autocast(module.device.type, enabled=False):
             decoder = Decoder(module.target, drafter, self.num_draft_tokens, self.sampling)
-            for index in range(trainer.global_rank, len(self.prompts), trainer.world_size):
-                if self.stop():
+            # A target that is cut over the ranks needs them all for every pass: they decode the same, side by side.
+            together = module.target.engine is not None
+            mine = (0, 1) if together else (trainer.global_rank, trainer.world_size)
+            for index in range(mine[0], len(self.prompts), mine[1]):
+                if self._stopping(trainer) if together else self.stop():
                     break
-                counts.add(decoder.generate(self.prompts[index], self.max_new_tokens, seed=index))
+                decoder.trace = trainer.is_global_zero and len(measured.samples) < _SAMPLES
+                generation = decoder.generate(self.prompts[index], self.max_new_tokens, seed=index)
+                measured.add(self.categories[index], generation)
+                if index == 0:  # in the midst of the others, so that a busy machine slows down both alike
+                    alone = Decoder(module.target, sampling=self.sampling).generate(
+                        self.prompts[index], self.max_new_tokens, seed=index
+                    )
+                    measured.steps = len(alone.tokens) - 1  # a step emits one token, the prompt's pass the first
+                    measured.step_seconds = alone.decode_seconds
         drafter.train(training)
+        stopped = self.stop()
         if trainer.world_size > 1:
-            stopped = not trainer.strategy.reduce_boolean_decision(not self.stop(), all=True)
-            summed = trainer.strategy.reduce(_vector(counts).to(module.device), reduce_op="sum")
-            counts = _from_vector(summed, self.num_draft_tokens)
-        else:
-            stopped = self.stop()
-        return None if stopped else counts
+            stopped = self._stopping(trainer)
+            if not together:
+                ours = torch.stack([_vector(counts) for counts in (measured.counts, *measured.by_category.values())])
+                summed = trainer.strategy.reduce(ours.to(module.device), reduce_op="sum")
+                measured.counts, *rest = (_from_vector(vector, self.num_draft_tokens) for vector in summed)
+                measured.by_category = dict(zip(names, rest, strict=True))
+        return None if stopped else measured
+
+    def _stopping(self, trainer: Trainer) -> bool:
+        """Whether any rank is to stop. Every rank must call it."""
+        return not trainer.strategy.reduce_boolean_decision(not self.stop(), all=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know: the best head and where it was."""
@@ -120,6 +195,11 @@ class LiveAcceptance(Callback):
         """Continue; the directory of the best head itself is brought along by the caller."""
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
         self.measured_step = state_dict["measured_step"]
+
+
+def _length(counts: AcceptanceCounts) -> float:
+    # Without a single round (every text ended with its first token) nothing was accepted either.
+    return counts.acceptance_length if counts.rounds else 1.0
 
 
 def _vector(counts: AcceptanceCounts) -> Tensor:

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +19,14 @@ from torch import Tensor
 
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.batch import Batch
+from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.training.counting import Counts, ratios
+from specdraft.training.gauges import memory, peak_flops
+from specdraft.training.global_batch import step_totals
 from specdraft.training.schedule import OptimizerSettings
+from specdraft.training.strategies import offloads_optimizer
 
 
 def log_interval(trainer: Trainer) -> int:
@@ -58,6 +63,7 @@ class DrafterModule(LightningModule):
     """Trains ``drafter`` on the hidden states of ``target``.
 
     ``describe`` is saved with every checkpoint as plain containers: a DictConfig would break ``torch.load``.
+    ``flops_per_token`` is the arithmetic of a step, for the share of the devices' peak that is used.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class DrafterModule(LightningModule):
         target: Target,
         optimizer: OptimizerSettings,
         describe: dict[str, Any] | None = None,
+        flops_per_token: float | None = None,
     ) -> None:
         """Keep the target unregistered; it moves to the device when fitting starts."""
         super().__init__()
@@ -73,8 +80,14 @@ class DrafterModule(LightningModule):
         self.target: Target
         object.__setattr__(self, "target", target)
         self.settings = optimizer
-        self.save_hyperparameters({"run": describe or {}})
+        self.save_hyperparameters({"run": describe or {}}, logger=False)  # loggers get it flat, see identity.py
         self.stopwatch = Stopwatch()
+        self.waiting = Stopwatch()
+        self.flops_per_token = flops_per_token
+        self.first_values: dict[str, float] = {}
+        self.last_values: dict[str, float] = {}
+        self.tokens, self.seconds = 0.0, 0.0  # of the logged steps
+        self._totals: Sequence[float] | None = None
         self._training = Counts()
         self._validation = Counts()
         self._step_values: dict[str, float] = {}
@@ -84,7 +97,7 @@ class DrafterModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of one packed batch. Raises UserError if it is not finite: the weights are still those before it."""
-        loss, metrics = self._loss(self.drafter.prepare(batch, self._generator(batch_idx)))
+        loss, metrics = self._loss(self.drafter.prepare(batch, self._generator(batch_idx)), self._totals)
         if not torch.isfinite(loss):
             raise UserError(
                 f"the training loss is {loss.item()} at step {self.global_step} (batch {batch_idx}): expected a finite "
@@ -100,13 +113,18 @@ class DrafterModule(LightningModule):
             raise UserError(f"the validation loss is {loss.item()} in batch {batch_idx}: expected a finite number")
         self._validation.add(metrics)
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, batch: Batch, totals: Sequence[float] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
             features = batch.features(self.target, self.drafter)
-        result = self.drafter.training_loss(batch, features, self.target)
+        more = () if totals is None else (totals,)
+        result = self.drafter.training_loss(batch, features, self.target, *more)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}
         # The loss is a mean over rows; a batch without a supervised row weighs nothing.
-        rows = counts.get("step_0/row_total", torch.zeros(()))
+        rows = counts.get("step_0/row_total", torch.zeros(())) if totals is None else result.loss.new_tensor(totals[0])
+        if isinstance(self.drafter, DraftVocabulary):
+            missing = ~self.drafter.t2d[batch.input_ids]
+            counts["out_of_vocabulary_tokens_sum"] = (missing & batch.loss_mask).sum()
+            counts["out_of_vocabulary_tokens_total"] = batch.loss_mask.sum()
         return result.loss, counts | {"loss_sum": result.loss.detach() * rows, "loss_total": rows}
 
     def _generator(self, batch_idx: int) -> torch.Generator:
@@ -122,8 +140,16 @@ class DrafterModule(LightningModule):
         self.target.to(self.device)
 
     def on_train_start(self) -> None:
-        """Start the clock."""
+        """Start the clocks."""
+        self._peak_flops = peak_flops(self.device, str(self.trainer.precision))
         self.stopwatch.start()
+        self.waiting.start()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """The batch is there: count the rows of the optimizer step, if one begins with it."""
+        self.waiting.pause()
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._totals = step_totals(self.trainer, self.drafter, batch, batch_idx)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the learning rate and the gradient norm before clipping of a step that will be logged."""
@@ -135,14 +161,26 @@ class DrafterModule(LightningModule):
             self._step_values["train/grad_norm"] = torch.nn.utils.get_total_norm(gradients).item()
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Log the counts of the last ``log_every_n_steps`` steps, reduced over ranks."""
+        """Log the counts of the last ``log_every_n_steps`` steps, reduced over ranks; then wait for the next batch."""
+        self._log_steps()
+        self.waiting.start()
+
+    def _log_steps(self) -> None:
         step = self.trainer.global_step
         if step % log_interval(self.trainer) or step == self._logged_step:
             return
         self._logged_step = step
         counts = self._training.take(self._gather)
         values = {f"train/{name}": value for name, value in ratios(counts).items()}
-        values["train/tokens_per_second"] = counts["tokens_total"] / self.stopwatch.lap()
+        seconds = self.stopwatch.lap()
+        self.tokens, self.seconds = self.tokens + counts["tokens_total"], self.seconds + seconds
+        rate = values["train/tokens_per_second"] = counts["tokens_total"] / seconds
+        if self.flops_per_token is not None and self._peak_flops is not None:
+            peak = self._peak_flops * self.trainer.world_size
+            values["train/peak_flops_share"] = rate * self.flops_per_token / peak
+        # Of the rank that has it worst: that one decides.
+        gauges = self._gather({"data_wait_share": self.waiting.lap() / seconds} | memory(self.device))
+        values |= {f"train/{name}": max(rank[name] for rank in gauges) for name in gauges[0]}
         values |= self._step_values
         engine = getattr(self.trainer.strategy, "deepspeed_engine", None)
         if engine is not None and engine.get_global_grad_norm() is not None:
@@ -152,6 +190,7 @@ class DrafterModule(LightningModule):
     def on_validation_start(self) -> None:
         """Validation is not training time."""
         self.stopwatch.pause()
+        self.waiting.pause()
 
     def on_validation_epoch_end(self) -> None:
         """Log the counts of the whole validation split."""
@@ -161,12 +200,15 @@ class DrafterModule(LightningModule):
     def on_validation_end(self) -> None:
         """Training time counts again."""
         self.stopwatch.start()
+        self.waiting.start()
 
     def publish(self, values: dict[str, float]) -> None:
         """Send values to every logger, at the number of optimizer steps done, and to callbacks and progress bar.
 
         Lightning's own forwarding drops what is logged between two multiples of ``log_every_n_steps``.
         """
+        self.first_values = values | self.first_values
+        self.last_values |= values
         self.log_dict(values, logger=False, batch_size=1)
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
@@ -181,9 +223,9 @@ class DrafterModule(LightningModule):
     # --- optimizer and checkpoints ----------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
-        """AdamW with the warm-up and cosine schedule over ``trainer.max_steps``."""
+        """The optimizer with the warm-up and cosine schedule over ``trainer.max_steps``."""
         max_steps = self.trainer.max_steps
-        optimizer = self.settings.build(self.drafter)
+        optimizer = self.settings.build(self.drafter, offloads_optimizer(self.trainer.strategy))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.settings.ratio(step, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

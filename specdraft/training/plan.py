@@ -4,6 +4,7 @@ Everything is computed from configurations: modules are built on the meta device
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -11,12 +12,11 @@ from transformers import PreTrainedConfig
 
 from specdraft.entry import build
 from specdraft.errors import UserError
+from specdraft.targets.target import PLACEMENTS
 from specdraft.training import costs
 from specdraft.training.blueprint import WeightlessTarget, bytes_per_parameter, shape_config, target_config
+from specdraft.training.gpus import PER_NODE, find_gpu
 from specdraft.training.strategies import uses_gpus, world_size
-
-# A yardstick for hours: dense bf16 peak of one H100, and the share of it that training reaches.
-_PEAK, _UTILISATION = 989e12, 0.4
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,11 @@ class Plan:
     target_parameters: int
     drafter: str
     drafter_parameters: int
+    gpu: str
     devices: int
     memory: dict[str, float]
+    memory_there: float
+    seconds: dict[str, float]
     disk: dict[str, float]
     feature_bytes_per_token: float
     target_forward: float
@@ -48,10 +51,24 @@ class Plan:
         """Target forward, drafter forward and backward."""
         return self.target_forward + self.drafter_forward + self.drafter_backward
 
+    @property
+    def bottleneck(self) -> str:
+        """What takes longest in an update; the rest happens meanwhile."""
+        return max(self.seconds, key=self.seconds.__getitem__)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all GPUs together."""
+        return self.tokens_per_update / self.seconds[self.bottleneck]
+
+    def hours(self, tokens: float) -> float:
+        """That so many tokens take."""
+        return tokens / self.tokens_per_second / 3600
+
     def lines(self) -> list[str]:
         """The plan as text."""
         tokens = self.tokens_per_update * self.max_steps
-        rate = _UTILISATION * _PEAK / self.flops_per_token
+        fits = "it fits" if self.memory_per_device < self.memory_there else "it does not fit"
         rows = [
             ("target", f"{self.target}: {self.target_parameters / 1e6:,.1f} M parameters, frozen ({self.source})"),
             ("drafter", f"{self.drafter}: {self.drafter_parameters / 1e6:,.1f} M trainable parameters"),
@@ -59,6 +76,7 @@ class Plan:
             (f"memory per device ({self.devices} in all)", ""),
             *((f"  {name}", _bytes(size)) for name, size in self.memory.items()),
             ("  total", _bytes(self.memory_per_device)),
+            (f"  one {self.gpu} has", f"{_bytes(self.memory_there)}: {fits}"),
             ("", ""),
             ("disk", ""),
             *((f"  {name}", _bytes(size)) for name, size in self.disk.items()),
@@ -70,15 +88,17 @@ class Plan:
             ("  drafter backward", f"{self.drafter_backward / 1e9:,.3g} GFLOP"),
             ("", ""),
             ("run", f"{self.max_steps:,} steps x {self.tokens_per_update:,} tokens = {tokens / 1e6:,.2f} M tokens"),
-            ("", f"{tokens * self.flops_per_token / 1e15:,.3g} PFLOP; one H100 at {_UTILISATION:.0%} of its peak: "
-                 f"{rate / 1e3:,.1f} k tokens/s, {tokens / rate / 3600:,.2f} h"),
+            ("", f"{tokens * self.flops_per_token / 1e15:,.3g} PFLOP"),
+            (f"  on {self.devices} x {self.gpu}", f"{self.tokens_per_second / 1e3:,.1f} k tokens/s, "
+             f"{self.hours(tokens):,.2f} h; the bottleneck is {self.bottleneck}"),
+            *((f"  {name}", f"{value * 1e3:,.3g} ms an update") for name, value in self.seconds.items()),
         ]  # fmt: skip
         return [f"{label:<30}{value}".rstrip() for label, value in rows]
 
 
 def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -> Plan:
     """The plan of a training configuration for a target of this ``architecture``, which comes from ``source``."""
-    target = WeightlessTarget(architecture, config.target.name)
+    target = WeightlessTarget(architecture, config.target.name, config.target.get("trust_remote_code", False))
     vocabulary = config.model.draft_vocab_size
     if vocabulary is not None and not 1 <= vocabulary <= target.vocab_size:
         raise UserError(
@@ -91,35 +111,56 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     trainable = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
 
     rows, length = config.data.batch_size, config.data.sequence_length
-    devices = world_size(config.trainer)
-    gpus = uses_gpus(config.trainer.accelerator)
+    planning = config.planning
+    devices, placement = _devices(config), OmegaConf.select(config, "target.placement", default="replicated")
+    if placement not in PLACEMENTS:
+        raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
+    gpus = planning.gpus is not None or uses_gpus(config.trainer.accelerator)
     mixed = gpus if config.trainer.precision == "auto" else "32" not in str(config.trainer.precision)
     element = 2 if mixed else 4
     tokens = rows * length
     sizes = costs.target_sizes(target.model, target.config)
     target_element = bytes_per_parameter(config.target.dtype, architecture)
-    state = costs.state_bytes(trainable, _stage(config, devices, gpus), devices, mixed)
+    stage = _stage(config, devices, gpus)
+    state = costs.state_bytes(trainable, stage, devices, mixed)
     passing = (4 * target.hidden_size + 3 * target.config.intermediate_size) * tokens * target_element
     features = (len(drafter.layers) + 1) * target.hidden_size
+    loss = costs.loss_bytes(drafter, tokens, target.vocab_size, vocabulary or target.vocab_size)
     forward, backward = drafter.training_flops(length)
+    target_forward = costs.target_forward_flops(sizes, length)
+    partitioned = placement == "zero3" and devices > 1
+    seconds = _seconds(
+        config,
+        devices,
+        {
+            "computation": tokens * (target_forward + forward + backward),
+            "weights": sizes.total * target_element + 3.0 * element * trainable,
+            "gathered": partitioned * sizes.layers * target_element + (stage == 3) * 2.0 * element * trainable,
+            "update": 4.0 * trainable,
+        },
+    )
     return Plan(
         target=config.target.name,
         source=source,
         target_parameters=sizes.total,
         drafter=f"{type(drafter).__name__}, draft vocabulary {vocabulary or target.vocab_size:,}",
         drafter_parameters=trainable,
+        gpu=planning.gpu,
         devices=devices,
         memory={
-            "target weights": float(sizes.total * target_element),
+            "target weights": costs.target_weight_bytes(sizes, target_element, devices, partitioned),
             "drafter weights": state["weights"],
             "drafter gradients": state["gradients"],
             "optimizer states": state["optimizer"],
-            "hidden states of a batch": float(features * tokens * target_element + passing),
-            "activations (estimate)": drafter.activation_bytes(tokens, element),
+            "hidden states of a batch": float(features * tokens * target_element),
+            # The target has read the batch before the drafter begins.
+            "activations and loss": max(float(passing), drafter.activation_bytes(tokens, element) + loss),
         },
+        memory_there=find_gpu(planning.gpu).memory,
+        seconds=seconds,
         disk={"checkpoints (best, last)": 2 * 12.0 * trainable, "drafter and its export": 2 * 4.0 * trainable},
         feature_bytes_per_token=float(features * target_element),
-        target_forward=costs.target_forward_flops(sizes, length),
+        target_forward=target_forward,
         drafter_forward=forward,
         drafter_backward=backward,
         tokens_per_update=tokens * devices * config.trainer.accumulate_grad_batches,
@@ -135,7 +176,32 @@ def find_architecture(config: DictConfig) -> tuple[PreTrainedConfig, str]:
         shape = OmegaConf.select(config, "target_shape")  # some targets ship it
         if shape is None:
             raise
-        return shape_config(shape), "published shape, as no configuration is in reach"
+        published: Any = OmegaConf.to_container(shape, resolve=True)
+        return shape_config(published), "published shape, as no configuration is in reach"
+
+
+def _devices(config: DictConfig) -> int:
+    planned = config.planning.gpus
+    if planned is None:
+        return world_size(config.trainer)
+    if type(planned) is not int or planned < 1:
+        raise UserError(f"planning.gpus is {planned}: expected a positive number, or null for trainer.devices")
+    return planned
+
+
+def _seconds(config: DictConfig, devices: int, work: dict[str, float]) -> dict[str, float]:
+    """What an update takes if one thing alone limits it. ``work``, of a device and a batch: FLOPs of "computation",
+    bytes of "weights" read and of those "gathered" from other devices; of an "update", bytes of gradients."""
+    gpu, batches = find_gpu(config.planning.gpu), config.trainer.accumulate_grad_batches
+    # Across nodes every GPU's network card carries a share of what each node must receive.
+    reach = gpu.link if devices <= PER_NODE else min(gpu.link, PER_NODE * gpu.network)
+    abroad = (devices - 1) / devices
+    return {
+        "computation": batches * work["computation"] / (config.planning.utilisation * gpu.flops),
+        # Masters, moments and gradients are read, all but the last written: 7 fp32 numbers a parameter.
+        "memory bandwidth": (batches * work["weights"] + 7 * work["update"]) / gpu.bandwidth,
+        "communication": abroad * (batches * work["gathered"] + 2 * work["update"]) / reach,
+    }
 
 
 def _stage(config: DictConfig, devices: int, gpus: bool) -> int | None:

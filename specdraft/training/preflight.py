@@ -1,16 +1,19 @@
 """What can fail is checked before any work: settings, the target's presence, memory, the output directory."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.files import make_directory
 from specdraft.training.blueprint import target_config
 from specdraft.training.plan import Plan, make_plan
-from specdraft.training.strategies import uses_gpus
+from specdraft.training.strategies import uses_gpus, world_size
 
 
 def check_settings(config: DictConfig) -> None:
@@ -26,6 +29,21 @@ def check_settings(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(f"{key} is {value}: expected a whole number of at least {least}, {meaning}")
+    if OmegaConf.select(config, "target.placement") == "zero3" and config.evaluate:
+        raise UserError(
+            "evaluate=true decodes on one rank, and a target with placement=zero3 needs all of them for every pass: "
+            "expected evaluate=false; evaluate.py measures the drafter afterwards"
+        )
+
+
+def check_sweep(trainer: Mapping[str, Any], multirun: bool) -> None:
+    """Raises UserError for a sweep whose jobs would start further processes: each of them would run the whole sweep."""
+    devices = world_size(trainer)
+    if multirun and devices > 1:
+        raise UserError(
+            f"a sweep (-m) trains on one device at a time, and trainer.devices={trainer['devices']} makes {devices}: "
+            "set trainer.devices=1, or start the trainings one by one without -m"
+        )
 
 
 def engine_config(conf: Path, name: str) -> DictConfig:
@@ -42,6 +60,7 @@ def engine_config(conf: Path, name: str) -> DictConfig:
 def check_before_work(config: DictConfig, directory: Path) -> Plan:
     """Raises UserError if the run cannot start: bad settings, no target, too little memory, no place to write."""
     check_settings(config)
+    build(config.strategy)  # refuses what the devices do not fit
     make_directory(directory)
     plan = make_plan(config, target_config(config.target), "its own configuration")
     gpus = uses_gpus(config.trainer.accelerator)

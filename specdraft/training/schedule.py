@@ -1,4 +1,4 @@
-"""The optimizer and the learning rate: AdamW, linear warm-up, then a cosine down to a fraction of the peak."""
+"""The optimizer and the learning rate: linear warm-up, then a cosine down to a fraction of the peak."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from specdraft.errors import UserError
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW and its schedule. ``warmup_steps`` below 1 is a fraction of all steps.
+    """The optimizer and its schedule. ``warmup_steps`` below 1 is a fraction of all steps.
 
-    ``final_ratio`` is the last learning rate divided by ``learning_rate``, the peak.
+    ``name``: adamw, or sgd, whose momentum is ``beta1``. ``final_ratio`` is the last learning rate divided by
+    ``learning_rate``, the peak.
     """
 
     learning_rate: float = 1e-4
@@ -22,10 +23,13 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
+    name: str = "adamw"
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
             raise UserError(f"model.optimizer.learning_rate is {self.learning_rate}: expected a positive number")
+        if self.name not in ("adamw", "sgd"):
+            raise UserError(f"model.optimizer.name is {self.name!r}: expected adamw or sgd")
 
     def ratio(self, step: int, max_steps: int) -> float:
         """Learning rate of update ``step`` (from 0) as a fraction of the peak."""
@@ -35,8 +39,12 @@ class OptimizerSettings:
         progress = min(1.0, (step + 1 - warmup) / max(1.0, max_steps - warmup))
         return self.final_ratio + (1 - self.final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    def build(self, module: nn.Module) -> torch.optim.Optimizer:
-        """AdamW over the trainable parameters; norms (vectors) are not decayed."""
+    def build(self, module: nn.Module, offloaded: bool = False) -> torch.optim.Optimizer:
+        """The optimizer over the trainable parameters; norms (vectors) are not decayed.
+
+        ``offloaded``: its states stay in the memory of the host, for which DeepSpeed has an AdamW of its own. Raises
+        UserError where it has none.
+        """
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
         vectors = [parameter for parameter in trainable if parameter.ndim < 2]
@@ -44,8 +52,14 @@ class OptimizerSettings:
             {"params": matrices, "weight_decay": self.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=self.learning_rate,
-            betas=(self.beta1, self.beta2),
-        )
+        groups = [group for group in groups if group["params"]]
+        betas = (self.beta1, self.beta2)
+        if self.name == "sgd":
+            if offloaded:
+                raise UserError("model.optimizer.name is sgd: expected adamw with strategy.offload_optimizer=true")
+            return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.beta1)
+        if offloaded:
+            from deepspeed.ops.adam import DeepSpeedCPUAdam  # compiles itself at its first use
+
+            return DeepSpeedCPUAdam(groups, lr=self.learning_rate, betas=betas, adamw_mode=True)
+        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=betas)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
+from torch import Tensor
+from torch.optim import Optimizer
 
 from specdraft.errors import UserError
 
@@ -30,6 +32,11 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
         self.parallel_devices = [torch.device("cpu", i) for i in range(len(self.parallel_devices or ()))]
         DDPStrategy.setup_environment(self)
 
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Backward through the engine. Lightning has divided the loss by the accumulated batches; so would DeepSpeed,
+        and the gradient would be too small by their number: hidden by AdamW, but not by clipping or SGD."""
+        return super().backward(closure_loss, optimizer, *args, scale_wrt_gas=False, **kwargs)
+
 
 def single(devices: int | str | list[int] = 1, num_nodes: int = 1) -> str:
     """One device. Raises UserError if the trainer asks for several."""
@@ -48,6 +55,12 @@ def deepspeed(stage: int, **options: Any) -> Strategy:
     if not torch.cuda.is_available():
         options.setdefault("process_group_backend", "gloo")
     return PortableDeepSpeedStrategy(stage=stage, **options)
+
+
+def offloads_optimizer(strategy: Strategy) -> bool:
+    """Whether the optimizer's states stay in the memory of the host."""
+    config = strategy.config if isinstance(strategy, DeepSpeedStrategy) else None
+    return config is not None and "offload_optimizer" in config["zero_optimization"]
 
 
 def automatic(accelerator: str = "auto", devices: int | str | list[int] = "auto", num_nodes: int = 1) -> Strategy | str:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from specdraft.drafters.base import Drafter
+from specdraft.targets.partition import gathered
 
 if TYPE_CHECKING:
     from lightning import Trainer
@@ -30,7 +31,11 @@ def full_precision_drafter(trainer: "Trainer", module: "DrafterModule") -> Draft
 
     state = dict(drafter.named_buffers())
     for name, parameter in drafter.named_parameters():
-        state[name] = safe_get_full_fp32_param(parameter) if parameter.requires_grad else parameter
+        if parameter.requires_grad:
+            state[name] = safe_get_full_fp32_param(parameter)
+        else:
+            with gathered([parameter]):  # ZeRO-3 cuts the frozen ones too, under a LoRA
+                state[name] = parameter.detach().clone()
     copy = type(drafter)(**drafter.config())
     copy.load_state_dict({name: state[name] for name in copy.state_dict()})
     copy.bind(module.target)

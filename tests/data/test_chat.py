@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from specdraft.data.chat import Example, example_from_ids, example_from_words, opening_ids, prompt_ids
+from specdraft.data.chat import Example, example_from_words, opening_ids, prompt_ids
 from specdraft.data.source import Conversation, Message
 from specdraft.errors import UserError
 
@@ -76,16 +76,6 @@ def test_earlier_answers_are_supervised_as_well(tokenizer: PreTrainedTokenizerFa
     example = example_from_text(tokenizer, earlier, "second")
     supervised = [token for token, learn in zip(example.input_ids, example.loss_mask, strict=True) if learn]
     assert tokenizer.decode(supervised) == f"first{tokenizer.eos_token}second{tokenizer.eos_token}"
-
-
-def test_generated_ids_stay_the_ids_that_were_generated(tokenizer: PreTrainedTokenizerFast) -> None:
-    prompt = prompt_ids(tokenizer, [USER])
-    text = "return left"
-    pieces = [token for letter in text for token in tokenizer(letter)["input_ids"]]
-    assert pieces != tokenizer(text)["input_ids"]  # tokenising the decoded text would change them
-    example = example_from_ids(prompt, pieces)
-    assert example.input_ids == prompt + pieces
-    assert example.loss_mask == [False] * len(prompt) + [True] * len(pieces)
 
 
 def test_without_marks_the_same_mask_is_found_by_differences(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -160,7 +160,7 @@ def test_what_is_said_decides_the_split_and_the_order(tmp_path: Path) -> None:
     assert 8 <= len(before["validation"]) <= 32
     train = source.conversations("train")
     assert [c.id for c in train] != sorted((c.id for c in train), key=lambda i: int(i.split(":")[-1]))
-    assert source.conversations("train", 7) == train[:7]
+    assert list(source.conversations("train", 7)) == train[:7]
 
 
 def test_all_answers_to_a_question_are_on_one_side(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_mixtures_keep_their_proportions_in_every_prefix(tmp_path: Path, library
     found = mixture.conversations("train")
     for size in (4, 40, 200):
         assert abs(sum(c.id.startswith("many:") for c in found[:size]) - 0.75 * size) <= 1
-        assert mixture.conversations("train", size) == found[:size]
+        assert list(mixture.conversations("train", size)) == found[:size]
     assert sum(c.id.startswith("many:") for c in found) == len(many.conversations("train"))  # the first to end
     assert len(found) < 1.4 * len(many.conversations("train"))
     assert mixture.name == f"75% {many.name} + 25% python-stdlib"

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdraft.data.source import Conversation, PythonStdlib
+from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree, tree_from_accuracies
 from specdraft.decoding.tree import DraftTree
@@ -13,7 +14,7 @@ from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
-from specdraft.evaluation.accuracies import measured_tree, rank_accuracies
+from specdraft.evaluation.accuracies import draft_ranks, measured_tree, rank_accuracies, replayed_acceptance_length
 from specdraft.targets import Target
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 
@@ -23,6 +24,14 @@ V = 64
 @pytest.fixture(scope="module")
 def target():
     return Target.from_model(tiny_llama(V))
+
+
+def answered(target, prompts, length):
+    return [(prompt, transformers_greedy(target.model, [prompt], length)[0]) for prompt in prompts]
+
+
+def accuracies_of(drafter, target, answers, depth, top):
+    return rank_accuracies(draft_ranks(drafter, target, answers, depth, top), depth, top)
 
 
 class Ranked(Drafter):
@@ -72,7 +81,7 @@ def test_ranks_are_counted_where_the_levels_above_were_right(target):
     def rank(emitted, depth):
         return int(table[emitted, depth])
 
-    counted = rank_accuracies(Ranked(answer, rank), target, [prompt], 40, depth=3, top=4)
+    counted = accuracies_of(Ranked(answer, rank), target, [(prompt, answer)], depth=3, top=4)
     hits, tried = torch.zeros(3, 4), torch.zeros(3, 1)
     for emitted in range(1, 40):
         for depth in range(min(3, 40 - emitted)):
@@ -88,24 +97,23 @@ def test_ranks_are_counted_where_the_levels_above_were_right(target):
 def test_levels_that_are_never_right_are_left_out(target):
     prompt = random_prompts(1, [7])[0]
     answer = transformers_greedy(target.model, [prompt], 10)[0]
-    assert (
-        rank_accuracies(Ranked(answer, lambda e, d: 0 if d < 2 else 9), target, [prompt], 10, 5, 3) == [[1, 0, 0]] * 2
-    )
-    assert rank_accuracies(Ranked(answer, lambda e, d: 9), target, [prompt], 10, 5, 3) == [[0, 0, 0]]
+    answers = [(prompt, answer)]
+    assert accuracies_of(Ranked(answer, lambda e, d: 0 if d < 2 else 9), target, answers, 5, 3) == [[1, 0, 0]] * 2
+    assert accuracies_of(Ranked(answer, lambda e, d: 9), target, answers, 5, 3) == [[0, 0, 0]]
 
 
 @pytest.mark.parametrize("kind", [Medusa, Hydra])
 def test_no_level_below_the_last_head(kind, target):
     torch.manual_seed(0)
     drafter = kind.for_target(target, num_heads=2)
-    accuracies = rank_accuracies(drafter, target, random_prompts(3, [5, 8]), 12, depth=4, top=V)
+    accuracies = accuracies_of(drafter, target, answered(target, random_prompts(3, [5, 8]), 12), depth=4, top=V)
     assert len(accuracies) == 2
     for level in accuracies:
         assert sum(level) == pytest.approx(1.0), "with every rank kept, one of them is right"
 
 
 def test_a_drafter_of_chains_alone_can_be_asked(target):
-    accuracies = rank_accuracies(PromptLookup(), target, [[1, 2, 3, 1, 2, 3]], 24, depth=2, top=3)
+    accuracies = accuracies_of(PromptLookup(), target, answered(target, [[1, 2, 3, 1, 2, 3]], 24), depth=2, top=3)
     assert all(sum(level[1:]) == 0 and 0 <= level[0] <= 1 for level in accuracies)
 
 
@@ -117,7 +125,7 @@ def test_the_tree_of_the_accuracies_accepts_what_they_promise(target):
         for parameter in drafter.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     prompts = random_prompts(4, [6])
-    accuracies = rank_accuracies(drafter, target, prompts, 20, depth=1, top=8)
+    accuracies = accuracies_of(drafter, target, answered(target, prompts, 20), depth=1, top=8)
     tree = tree_from_accuracies(accuracies, 5)
     assert isinstance(tree, StaticTree) and tree.num_nodes == 5
     promised = sum(accuracies[0][path[0]] for path in tree.paths)
@@ -139,7 +147,7 @@ def test_the_tree_of_the_accuracies_accepts_what_they_promise(target):
 
 def test_answers_without_a_token_to_draft_are_refused(target):
     with pytest.raises(UserError, match="expected answers to draft"):
-        rank_accuracies(PromptLookup(), target, [[1, 2, 3]], 1, depth=2, top=3)
+        accuracies_of(PromptLookup(), target, answered(target, [[1, 2, 3]], 1), depth=2, top=3)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
@@ -160,3 +168,24 @@ def test_a_tree_is_measured_on_validation_prompts_that_fit(tokenizer, sampled, m
     assert asked == [("validation", 2)]
     assert tree.num_nodes == 6 and tree.sampled is sampled and tree.depth <= 3
     assert max(rank for path in tree.paths for rank in path) < 4
+
+
+@pytest.mark.parametrize("tree", [StaticTree.chain(1), StaticTree.chain(3), StaticTree(((0,), (1,), (0, 0), (1, 0)))])
+def test_replayed_rounds_are_those_of_decoding(target, tree):
+    torch.manual_seed(1)
+    drafter = Medusa.for_target(target, num_heads=3)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    prompts = random_prompts(6, [6, 9])
+    decoded = [Decoder(target, drafter, tree, trace=True).generate(prompt, 40) for prompt in prompts]
+    answers = [(prompt, result.tokens) for prompt, result in zip(prompts, decoded, strict=True)]
+    replayed = replayed_acceptance_length(draft_ranks(drafter, target, answers, 3, 2), tree)
+    whole = [len(result.accepted) - (len(result.trace.tokens) > 40) for result in decoded]  # the last may run over
+    accepted = sum(sum(result.accepted[:rounds]) for result, rounds in zip(decoded, whole, strict=True))
+    assert replayed == pytest.approx(1 + accepted / sum(whole), abs=0.03) and replayed > 1
+
+
+def test_rounds_that_an_answer_cuts_short_are_not_replayed():
+    assert replayed_acceptance_length([[[0, 0], [None], [0]]], StaticTree.chain(2)) == 1 + 2 / 1
+    assert replayed_acceptance_length([[[0, 0], [None], [None], [1]]], StaticTree.chain(2)) == 1 + 2 / 2

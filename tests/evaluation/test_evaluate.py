@@ -59,6 +59,7 @@ def test_a_run_directory_and_prompts(run, run_directory, capsys, tmp_path):
         f"benchmark={run_directory / 'prompts.jsonl'}",
         "decoding.max_new_tokens=12",
         "target.device=cpu",
+        "cost_model=null",
     )
     assert [(row["drafter"], row["temperature"]) for row in written["results"]] == [
         ("eagle3", 0.0),
@@ -88,6 +89,8 @@ def test_overrides(run, run_directory):
         "target.device=cpu",
         "limit=1",
         "compare=[]",
+        "cost_model.seconds=0",
+        "cost_model.batch_sizes=[2]",
     )
     assert [(row["drafter"], row["temperature"]) for row in written["results"]] == [("eagle3", 0.5)]
     assert written["results"][0]["num_draft_tokens"] == 3 and written["settings"]["prompts"] == 1

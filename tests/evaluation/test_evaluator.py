@@ -136,6 +136,10 @@ def test_json_and_report(evaluation, tmp_path):
         "baseline",
         "results",
         "categories",
+        "cost_models",
+        "checks",
+        "advice",
+        "samples",
     }
     settings = written["settings"]
     assert settings["num_draft_tokens"] == 3 and settings["temperatures"] == [0.0, 1.0] and settings["prompts"] == 4
@@ -150,7 +154,7 @@ def test_json_and_report(evaluation, tmp_path):
     assert 0 < written["baseline"][0]["distinct_4gram"] <= written["baseline"][1]["distinct_4gram"] <= 1
 
     page = write_report(evaluation, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == page.count("</svg>") == 4
+    assert page.count("<svg") == page.count("</svg>") == 8
     assert "http" not in page and "<script" not in page and "prefers-color-scheme: dark" in page
     assert f"{evaluation.results[0].acceptance_length.value:.2f}" in page
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["evaluation.json", "report.html"]
@@ -256,8 +260,8 @@ def test_a_lossy_rule_says_so_and_by_how_much(target, prompts):
     greedy, sampled = evaluation.results
     assert greedy.divergence is None and 0 < sampled.divergence < 1
     assert evaluation.settings["rule"].startswith("lossy: Typical")
-    text, page = table(evaluation), html(evaluation)
+    text, page = table(evaluation), html(evaluation.to_dict())
     assert "LOSSY" in text and f"{sampled.divergence:.3f}" in text
     assert "lossy: Typical" in page and f"{sampled.divergence:.3f}" in page
     exact = evaluate(target, PromptLookup(), prompts, SETTINGS, progress=False)
-    assert "lossy" not in (table(exact) + html(exact)).lower()
+    assert "lossy" not in (table(exact) + html(exact.to_dict())).lower()

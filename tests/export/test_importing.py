@@ -75,7 +75,7 @@ def test_an_export_comes_back_bit_by_bit(published, target, save, tmp_path, opti
 
 
 def as_eagle(config, tensors):
-    """EAGLE's own: no layers named (2, L//2, L-3 are meant), a pickle, a smaller context, tables, the embedding."""
+    """EAGLE's own: no layers named (2, L//2, L-3 are meant), a smaller context, tables, the embedding."""
     for key in ("eagle_aux_hidden_state_layer_ids", "eagle_config", "fc_norm", "norm_output", "norm_before_fc"):
         del config[key]
     config["max_position_embeddings"] = 64
@@ -107,8 +107,7 @@ def test_the_layout_of_eagle(rewritten, target):
     head, directory = rewritten(as_eagle)
     tensors = load_file(directory / "model.safetensors")
     tensors["embed_tokens.weight"] = target.embedding_weight.clone()
-    (directory / "model.safetensors").unlink()
-    torch.save(tensors, directory / "pytorch_model.bin")
+    save_file(tensors, directory / "model.safetensors")
     same(head, import_eagle3(directory, target))
 
 

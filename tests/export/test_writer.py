@@ -158,6 +158,10 @@ def test_model_card(make_checkpoint, identity):
     (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation))
     card = (export(checkpoint.parent, VLLM()) / "README.md").read_text()
     assert "| eagle3 | 0 | 2.35 | 0.336 | 1.50 | 0.75, – |" in card and "40 prompts" in card
+    advice = {"num_speculative_tokens": 2, "sentence": "Draft 2 tokens a round."}
+    (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation | {"advice": [advice]}))
+    card = (export(checkpoint.parent, VLLM()) / "README.md").read_text()
+    assert "Draft 2 tokens a round." in card and '"num_speculative_tokens": 2' in card and "cost model" in card
     (checkpoint.parent / "evaluation.json").write_text('{"results": 3}')
     with pytest.raises(UserError, match="not an evaluation that specdraft wrote"):
         export(checkpoint, VLLM())

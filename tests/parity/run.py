@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="which to train and compare")
     parser.add_argument("--engine-python", default=REPOSITORY / ".venv-parity/bin/python", help="a python with vLLM")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build/parity", help="where files go")
-    parser.add_argument("--prompts", type=int, default=52)
+    parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--num-draft-tokens", type=int, default=5)
     parser.add_argument("--max-num-seqs", type=int, default=8, help="requests that vLLM batches")
     return parser.parse_args()

@@ -1,3 +1,7 @@
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,8 @@ from specdraft.errors import UserError
 from specdraft.training import blueprint, plan, preflight
 from specdraft.training.costs import state_bytes
 
-CONF = str(Path(__file__).parents[2] / "conf")
+REPOSITORY = Path(__file__).parents[2]
+CONF = str(REPOSITORY / "conf")
 
 
 @pytest.fixture
@@ -84,6 +89,68 @@ def test_mixture_counts_chosen_experts_only():
     sizes = target_sizes(target.model, target.config)
     experts = 4 * 8 * 3 * 32 * 64
     assert sizes.active == sizes.total - experts * 6 // 8 - 100 * 32
+
+
+def planned(composed, *overrides: str) -> plan.Plan:
+    config = composed("data.sequence_length=2048", "data.batch_size=4", *overrides)
+    return plan.make_plan(config, blueprint.shape_config(dict(config.target_shape)), "shape")
+
+
+def test_a_target_is_partitioned_where_it_is_asked_for(composed):
+    on_64 = ("target=llama-70b", "planning.gpus=64", "strategy=deepspeed_zero2")
+    whole, part = planned(composed, *on_64), planned(composed, *on_64, "target.placement=zero3")
+    layer = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672 + 2 * 8192
+    assert whole.memory["target weights"] == 2 * whole.target_parameters
+    beside = whole.target_parameters - 80 * layer  # embedding, head and the last norm stay whole
+    assert beside == 2 * 128256 * 8192 + 8192
+    assert part.memory["target weights"] == pytest.approx(2 * (beside + 80 * layer / 64 + 2 * layer))
+    assert part.seconds["communication"] > 10 * whole.seconds["communication"]
+    assert part.seconds["computation"] == whole.seconds["computation"]
+
+
+def test_a_mixture_computes_with_few_experts_and_holds_all(composed):
+    made = planned(composed, "target=qwen3-235b-a22b", "planning.gpus=64")
+    assert made.target_parameters == pytest.approx(235.1e9, rel=0.002)
+    assert made.target_forward == pytest.approx(2 * 22e9, rel=0.1)
+    assert made.memory["target weights"] > 2 * 235e9 / 64
+
+
+def test_what_decides_the_time(composed):
+    made = planned(composed, "target=llama-8b", "planning.gpu=h200", "planning.gpus=8")
+    assert made.bottleneck == "computation" and made.tokens_per_update == 8 * 4 * 2048
+    assert made.tokens_per_second == pytest.approx(8 * 0.4 * 989e12 / made.flops_per_token)
+    assert made.hours(3.6e6 * made.tokens_per_second) == pytest.approx(1000)
+    text = "\n".join(made.lines())
+    assert "one h200 has" in text and "it fits" in text and "8 x h200" in text
+    few = planned(composed, "target=llama-70b", "planning.gpus=8", "data.batch_size=1", "data.sequence_length=64")
+    assert few.bottleneck == "memory bandwidth" and "it does not fit" in "\n".join(few.lines())
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("planning.gpu=h300", "planning.gpu is 'h300': expected one of a100"),
+        ("planning.gpus=0", "planning.gpus is 0: expected a positive number"),
+        ("target.placement=nowhere", "target.placement is 'nowhere': expected one of replicated, zero3"),
+    ],
+)
+def test_what_cannot_be_planned(composed, override, sentence):
+    with pytest.raises(UserError, match=sentence):
+        planned(composed, "target=llama-8b", override)
+
+
+@pytest.mark.slow
+def test_memory_is_what_small_runs_take():
+    command = [sys.executable, "benchmarks/plan_memory.py", "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True, timeout=900
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["family"] for line in found] == ["eagle3", "medusa", "draft"]
+    for line in found:
+        assert line["measured"] > 300e6
+        assert line["planned"] == pytest.approx(line["measured"], rel=0.15), line
 
 
 def test_zero_stages_shard_what_they_say():

@@ -23,19 +23,21 @@ def main(config: DictConfig) -> None:
 
     from specdraft.data.store import Store, StoreWriter, describe
     from specdraft.data.store.encoding import find_dtype
-    from specdraft.targets import Features
+    from specdraft.data.store.sources import FeatureSource, InProcess
 
     if config.data.store is None:
         raise UserError("there is no place to write to: expected data.store=DIR, which train.py then takes as well")
     find_dtype(config.dtype)
+    source: FeatureSource = build(config.features)
     path = Path(config.data.store).expanduser()
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     seed_everything(config.seed, verbose=False)
+    generator = build(config.generator)
     target = build(config.target)
     data = build(config.data, store=None)
-    data.prepare(target)
+    data.prepare(target, generator)
     # The drafter itself knows what it reads.
     vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
     drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=vocabulary)
@@ -52,10 +54,12 @@ def main(config: DictConfig) -> None:
     writer = StoreWriter(path, contents, data.rows, rank, world_size)
     writer.check_disk(None if config.max_gb is None else int(config.max_gb * 1e9))
 
-    def capture(input_ids: torch.Tensor, position_ids: torch.Tensor) -> Features:
-        return target.features(input_ids.to(target.device), position_ids.to(target.device), drafter.layers)
-
-    if writer.write(capture, config.data.batch_size, show=rank == 0):
+    if not writer.missing():
+        source = InProcess()  # no engine has to start for nothing
+    row_length = max(split.row_length for split in contents.splits.values())
+    with source.open(target, drafter.layers, row_length) as capture:
+        complete = writer.write(capture, config.data.batch_size, show=rank == 0)
+    if complete:
         store = Store(path)
         errors = ", ".join(f"{name} {error:.2g}" for name, error in store.relative_error.items())
         print(f"store: {path}  {contents.bytes() / 1e9:.3g} GB of {contents.dtype}, relative error {errors}")

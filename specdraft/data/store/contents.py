@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from specdraft.data.store.encoding import bytes_per_vector
+from specdraft.data.store.encoding import DTYPES, bytes_per_vector
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
 from specdraft.files import read_json
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 INDEX, VERSION = "index.json", 1
 SHARD_NAME = re.compile(r"(\w+)-(\d{5,})-([0-9a-f]{16})\.safetensors")
+ROWS_NAME = re.compile(r"(\w+)-rows-([0-9a-f]{16})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,9 @@ def read_index(path: Path) -> Index | None:
         fields = dict(index["contents"])
         fields["splits"] = {name: SplitContents(**split) for name, split in fields["splits"].items()}
         contents = Contents(**fields)
-        whole = index["version"] == VERSION and index["fingerprint"] == contents.fingerprint
         found = Index(contents, index["shards"], index["relative_error"])
-    except (TypeError, KeyError, AttributeError):
+        whole = index["version"] == VERSION and index["fingerprint"] == contents.fingerprint and _is_sound(found)
+    except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
         whole = False
     if not whole:
         raise UserError(
@@ -197,6 +198,39 @@ def read_index(path: Path) -> Index | None:
             "restore it, or write the store anew"
         )
     return found
+
+
+def _is_sound(index: Index) -> bool:
+    """Whether all that is read of an index has the type and the range that it is written with."""
+    contents, shards = index.contents, index.shards
+    about = contents.target
+    texts = [contents.tokenizer, contents.dtype, *(about[key] for key in ("name", "config_hash", "weights_hash"))]
+    numbers = [contents.hidden_size, contents.rows_per_shard]
+    for split in contents.splits.values():
+        texts.append(split.file)
+        numbers += [split.rows, split.row_length]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(type(number) is int and 1 <= number < 2**40 for number in numbers)
+        and all(type(split.asked) is int and isinstance(split.about, dict) for split in contents.splits.values())
+        and all(type(layer) is int for layer in contents.layers)
+        and isinstance(contents.layers, list)
+        and contents.dtype in DTYPES
+        and isinstance(contents.every_last, bool)
+        and isinstance(contents.settings, dict)
+        and isinstance(index.relative_error, dict)
+        and (shards is None or _are_sound(shards, contents))
+    )
+
+
+def _are_sound(shards: Any, contents: Contents) -> bool:
+    """Whether there is a name for every shard of the contents."""
+    return shards.keys() == contents.splits.keys() and all(
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and len(names) == -(-contents.splits[split].rows // contents.rows_per_shard)
+        for split, names in shards.items()
+    )
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:

@@ -5,27 +5,29 @@ B = batch, T = tokens, a = layers, H = hidden size.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from specdraft.data.store.contents import INDEX, asked, difference, read_index, tokenizer_hash
-from specdraft.data.store.encoding import Encoded, decode
+from specdraft.data.store.encoding import DTYPES, Encoded, decode
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
+from specdraft.files import member
 from specdraft.targets import Features
+from specdraft.tensors import read_tensors
 
 if TYPE_CHECKING:
-    from specdraft.data.datamodule import PackedRows
+    from specdraft.data.packing import Rows
     from specdraft.drafters.base import Drafter
     from specdraft.targets import Target
 
 _COMMAND = "python -m specdraft.data.store"
+_ROWS = tuple(field.name for field in fields(Batch))
 _MAX_MAPPED = 1024  # shards; Linux allows a process some 65,000 mappings
 
 
@@ -49,7 +51,7 @@ class Store:
                 f"the store {path} lacks {len(absent)} of its files, {absent[0]} among them: restore them, or run "
                 f"{_COMMAND} again, which writes what is missing"
             )
-        self.rows = {split: self._read_rows(file) for split, file in rows.items()}
+        self.rows = {split: self._read_rows(split) for split in rows}
         self._asked = {split: asked(batch, self.contents.every_last) for split, batch in self.rows.items()}
         # Where each row's last hidden states begin among those of its split.
         self._begins = {}
@@ -74,6 +76,12 @@ class Store:
                 f"the store {self.path} was written with another tokenizer or chat template than the target's: "
                 f"expected the same; write one with {_COMMAND}"
             )
+        largest = max(int(rows.input_ids.max()) for rows in self.rows.values())
+        if largest >= target.vocab_size:
+            raise UserError(
+                f"the store {self.path} holds the token {largest}, and the target has {target.vocab_size}: expected a "
+                f"store of this target; write one with {_COMMAND}"
+            )
         changed = difference(settings, self.contents.settings)
         if changed is not None:
             key, ours_, theirs = changed
@@ -81,6 +89,11 @@ class Store:
                 f"the store {self.path} was written with data.{key}={theirs}, and this run has {ours_}: "
                 "use the data settings of the store, or write another one"
             )
+
+    @property
+    def origin(self) -> "Origin":
+        """What its batches say of their features."""
+        return Origin(self.path, tuple(self.contents.layers), self.contents.every_last)
 
     def read(self, split: str, rows: Sequence[int], dtype: torch.dtype) -> Features:
         """The features of rows, ``[B, T, a*H]`` and ``[B, T, H]``.
@@ -109,23 +122,53 @@ class Store:
         """The shard's tensors, which stay on disk until they are read."""
         found = self._mapped.get((split, number))
         if found is None:
-            file = self.path / self.shards[split][number]
+            file = member(self.path, self.shards[split][number])
             if not self._verified[split][number]:
                 _verify(file)
                 self._verified[split][number] = True
             if len(self._mapped) >= _MAX_MAPPED:
                 self._mapped.pop(next(iter(self._mapped)))
-            found = self._mapped[split, number] = load_file(file)
+            found = read_tensors(file)
+            self._check_shard(file, found, split, number)
+            self._mapped[split, number] = found
         return found
 
-    def _read_rows(self, name: str) -> Batch:
-        _verify(self.path / name)
-        tensors = load_file(self.path / name)
-        return Batch(**{key: value if value.dtype == torch.bool else value.long() for key, value in tensors.items()})
+    def _check_shard(self, file: Path, tensors: dict[str, Tensor], split: str, number: int) -> None:
+        """Raise UserError unless the tensors are those that the index announces."""
+        contents, where = self.contents, self._asked[split]
+        here = where[number * contents.rows_per_shard :][: contents.rows_per_shard]
+        vectors: dict[str, tuple[int, ...]] = {"last": (int(here.sum()),)}
+        if contents.layers:
+            vectors["aux"] = (*here.shape, len(contents.layers))
+        codes = DTYPES[contents.dtype]
+        expected = {name: (*shape, contents.hidden_size) for name, shape in vectors.items()}
+        dtypes = dict.fromkeys(expected, codes)
+        if contents.dtype == "float8":
+            expected |= {f"{name}_scale": shape for name, shape in vectors.items()}
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if found != expected or any(tensors[name].dtype != dtypes.get(name, torch.float32) for name in expected):
+            raise UserError(f"{file} does not hold what {INDEX} says: expected a store as it was written; restore it")
+
+    def _read_rows(self, split: str) -> Batch:
+        about = self.contents.splits[split]
+        file = member(self.path, about.file)
+        _verify(file)
+        tensors = read_tensors(file)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        rows = {key: value if value.dtype == torch.bool else value.long() for key, value in tensors.items()}
+        if shapes != dict.fromkeys(_ROWS, (about.rows, about.row_length)) or not _are_rows(rows):
+            raise UserError(f"{file} does not hold the rows of {INDEX}: expected a store as it was written; restore it")
+        return Batch(**rows)
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker maps the shards itself."""
         return self.__dict__ | {"_mapped": {}}
+
+
+def _are_rows(rows: dict[str, Tensor]) -> bool:
+    """Whether a document, a position and an id can be what the tensors say."""
+    least = {"input_ids": 0, "position_ids": 0, "document_ids": -1}
+    return rows["loss_mask"].dtype == torch.bool and all(bool((rows[name] >= low).all()) for name, low in least.items())
 
 
 def _decoded(shard: dict[str, Tensor], name: str, place: int | slice, dtype: torch.dtype) -> Tensor:
@@ -151,6 +194,16 @@ class Origin(NamedTuple):
     layers: tuple[int, ...]
     every_last: bool
 
+    def check(self, drafter: "Drafter") -> None:
+        """Raises UserError if the store has not all that the drafter reads."""
+        absent = set(drafter.layers) - set(self.layers)
+        if absent or (drafter.reads_every_last and not self.every_last):
+            what = f"layers {sorted(absent)}" if absent else "last hidden states of prompts"
+            raise UserError(
+                f"the drafter reads {what} of the target, which the store {self.path} does not hold: write a store for "
+                f"this model with {_COMMAND} (every_last=true serves all models of its layers), or set data.store=null"
+            )
+
 
 @dataclass
 class StoredBatch(Batch):
@@ -166,14 +219,8 @@ class StoredBatch(Batch):
 
         Raises UserError if the store has not all that the drafter reads, or the drafter has changed the text.
         """
-        path, layers, every_last = self.origin
-        absent = set(drafter.layers) - set(layers)
-        if absent or (drafter.reads_every_last and not every_last):
-            what = f"layers {sorted(absent)}" if absent else "last hidden states of prompts"
-            raise UserError(
-                f"the drafter reads {what} of the target, which the store {path} does not hold: write a store for this "
-                f"model with {_COMMAND} (every_last=true serves all models of its layers), or set data.store=null"
-            )
+        self.origin.check(drafter)
+        path, layers, _ = self.origin
         if not torch.equal(self.read, self.input_ids):
             raise UserError(
                 f"the drafter trains on text of its own, of which the store {path} holds no hidden states: "
@@ -190,7 +237,7 @@ class StoredBatch(Batch):
 class StoredRows(Dataset[Batch]):
     """Packed rows with their features, taken several at a time. Rows behind the store's last are padding."""
 
-    def __init__(self, store: Store, split: str, packed: "PackedRows", dtype: torch.dtype) -> None:
+    def __init__(self, store: Store, split: str, packed: "Rows", dtype: torch.dtype) -> None:
         """``packed``: the rows of the store, then those of padding. ``dtype``: of the features, the target's own."""
         self.store, self.split, self.packed, self.dtype = store, split, packed, dtype
 
@@ -204,9 +251,8 @@ class StoredRows(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> StoredBatch:
         """The rows at ``indices``."""
-        batch, contents = self.packed.__getitems__(indices), self.store.contents
+        batch, origin = self.packed.__getitems__(indices), self.store.origin
         # Nothing is learnt from padding, so that any row's features serve, and the last row is always there.
-        last_row = contents.splits[self.split].rows - 1
+        last_row = self.store.contents.splits[self.split].rows - 1
         aux, last = self.store.read(self.split, [min(index, last_row) for index in indices], self.dtype)
-        origin = Origin(self.store.path, tuple(contents.layers), contents.every_last)
         return StoredBatch(**vars(batch), origin=origin, read=batch.input_ids, aux=aux, last=last)

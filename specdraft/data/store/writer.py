@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from specdraft.data.store.contents import (
     INDEX,
+    ROWS_NAME,
     SHARD_NAME,
     Contents,
     Index,
@@ -164,8 +165,8 @@ class StoreWriter:
     def _begin(self) -> None:
         """The index of an unfinished store and the rows are of the first rank."""
         for file in self.path.glob(".*.tmp"):  # left behind by a kill
-            left = SHARD_NAME.match(file.name[1:])
-            if left and self._mine(int(left[2])):
+            left, rows = SHARD_NAME.match(file.name[1:]), ROWS_NAME.match(file.name[1:])
+            if (left and self._mine(int(left[2]))) or (rows and self.rank == 0):
                 file.unlink(missing_ok=True)
         if self.rank > 0:
             return

@@ -106,6 +106,6 @@ class Eagle(EagleHead):
         for index, step in enumerate(steps):
             wanted = teacher.last[step.positions].to(step.hidden.dtype)
             distances = smooth_l1_loss(step.hidden, wanted, reduction="none").mean(-1)  # [n]
-            loss = loss + self.regression_weight * step.weight * distances.mean()
+            loss = loss + self.regression_weight * step.scale * distances.sum()
             metrics[f"step_{index}/regression_sum"] = distances.detach().sum()
         return TrainingLoss(loss, metrics)

@@ -25,14 +25,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.alignment import Alignment, align
+from specdraft.drafters.alignment import Alignment, align, count_rows
 from specdraft.drafters.attention import CachedKeys, UnrolledKeys
 from specdraft.drafters.base import Drafter, TrainingLoss
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle.layer import Attend
 from specdraft.drafters.growth import Level, Vocabulary, grow
 from specdraft.errors import UserError
-from specdraft.losses.chunked import CHUNK_ELEMENTS, Step, Teacher
+from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence as divergence_of
 from specdraft.targets import Features, Target
 
@@ -131,35 +131,44 @@ class EagleHead(Drafter):
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def training_loss(self, batch: Batch, features: Features, target: Target) -> TrainingLoss:
+    def count_rows(self, batch: Batch) -> Tensor:
+        """Of every step."""
+        return count_rows(batch, self.ttt_steps)
+
+    def training_loss(
+        self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
+    ) -> TrainingLoss:
         """Training-time test: per step the mean loss over its supervised rows, times decay^step."""
         self.bind(target)
         alignment = align(batch, self.ttt_steps)
-        if len(alignment.rows[0]) == 0:  # nothing to learn here, but other ranks wait for this one's gradients
-            zero = torch.zeros((), device=alignment.tokens.device)
-            return TrainingLoss(sum((p.sum() * 0.0 for p in self.parameters()), zero), {})
         labels = alignment.tokens[1 : 1 + batch.input_ids.numel()]  # behind row r comes token r+1
         teacher = Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels)
-        return self._loss(self._unroll(alignment, self._feature(features)), teacher)
+        steps = self._unroll(alignment, self._feature(features))
+        for step, total in zip(steps, totals or (), strict=totals is not None):
+            step.total = total
+        return self._loss(steps, teacher)
 
     def _unroll(self, alignment: Alignment, feature: Tensor) -> list[Step]:
-        rows = alignment.rows[0]
+        # Where nothing is to be learnt one row is read and not counted: under ZeRO-3 all ranks run the same modules.
+        asked = [rows if len(rows) else alignment.starts[:1] for rows in alignment.rows[:1]]
+        for rows in alignment.rows[1:]:
+            asked.append(rows if len(rows) else asked[-1][:1])
+        rows = asked[0]
         attention = UnrolledKeys(alignment.starts, rows)
         cos, sin = self._angles(int(alignment.positions.max()) + self.ttt_steps)
         reading: Tensor = torch.arange(len(feature), device=rows.device)  # step 0 leaves the keys of every row
         asking: Tensor | slice = rows
         steps: list[Step] = []
-        for step, rows in enumerate(alignment.rows):
-            if len(rows) == 0:
-                break
+        for step, rows in enumerate(asked):
             if step > 0:
-                kept = torch.searchsorted(alignment.rows[step - 1], rows)
+                kept = torch.searchsorted(asked[step - 1], rows)
                 attention.narrow(kept)
                 feature, reading, asking = feature[kept], rows, slice(None)
             position = alignment.positions[reading] + step
             attend = Attend(cos[position], sin[position], attention, asking)
             hidden, feature = self._read(alignment.tokens[reading + 1 + step], feature, attend)
-            steps.append(Step(hidden, rows + 1 + step, self.step_decay**step))
+            counted = slice(len(alignment.rows[step]))
+            steps.append(Step(hidden[counted], rows[counted] + 1 + step, self.step_decay**step))
         return steps
 
     def training_flops(self, row_length: int) -> tuple[float, float]:
@@ -170,13 +179,13 @@ class EagleHead(Drafter):
         return self.ttt_steps * (forward + attention), self.ttt_steps * (backward + 2.0 * attention)
 
     def activation_bytes(self, tokens: int, element: int) -> float:
-        """The layer's inputs at every step, the target's features, and a chunk of logits."""
+        """The layer's inputs at every step, and the target's features."""
         config = self.layer_config
         hidden, inner = config.hidden_size, config.intermediate_size
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
         # residuals, norms and their fp32 copies, embedding and feature, q k v and rotated q k, attention out, gated MLP
         per_row = self.ttt_steps * (14 * hidden + 2 * attention + 4 * inner) + len(self.layers) * hidden
-        return float(per_row * tokens * element + 16 * CHUNK_ELEMENTS)
+        return float(per_row * tokens * element)
 
     # --- decoding ---------------------------------------------------------------------------------------------------
 

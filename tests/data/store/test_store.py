@@ -1,5 +1,6 @@
 """Written by any number of ranks, killed and continued, read in any order; whatever is not right is named."""
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -135,27 +136,67 @@ def test_ten_kills_at_random_moments_lose_and_repeat_nothing(making, tmp_path):
     making.store(**shared)
     path = tmp_path / "killed"
 
-    def slowly(input_ids, position_ids):
-        started.set()
-        time.sleep(0.005)
-        return making.features(input_ids, position_ids)
-
     moments, fork = random.Random(0), multiprocessing.get_context("fork")
+
+    def write(last: int, reached) -> None:
+        rows = itertools.count(1)
+
+        def slowly(input_ids, position_ids):
+            if next(rows) == last:
+                reached.set()
+            time.sleep(0.002)
+            return making.features(input_ids, position_ids)
+
+        making.writer(path, **shared).write(slowly, 1)
+
     for _ in range(10):
-        child = fork.Process(target=lambda: making.writer(path, **shared).write(slowly, 1))
-        started = fork.Event()
+        # The moment is counted in rows, because a busy machine's seconds are no measure of work.
+        reached = fork.Event()
+        child = fork.Process(target=write, args=(moments.randint(2, 8), reached))
         child.start()
-        started.wait()
-        time.sleep(moments.uniform(0.01, 0.08))
+        reached.wait()
+        time.sleep(moments.uniform(0, 0.01))
         child.kill()
         child.join()
         assert child.exitcode == -signal.SIGKILL
     before = {name: (path / name).stat().st_mtime_ns for name in files(path) if name.endswith(".safetensors")}
-    assert 3 < len(before) < 90
+    assert 10 <= len(before) < 200
     assert making.writer(path, **shared).write(making.features, 1)
     left = {name: content for name, content in files(path).items() if not name.startswith(".index.json")}
     assert left == files(making.path)
     assert all((path / name).stat().st_mtime_ns == moment for name, moment in before.items())
+
+
+def test_a_rank_that_is_killed_leaves_its_share_and_nothing_else_to_do(making, tmp_path):
+    making.rows["train"] = packed(60, seed=3)
+    shared = {"shard_bytes": 1}
+    making.store(**shared)
+    path, fork = tmp_path / "ranks", multiprocessing.get_context("fork")
+    started = [fork.Event(), fork.Event()]
+
+    def write(rank: int, seconds: float) -> None:
+        def slowly(input_ids, position_ids):
+            started[rank].set()
+            time.sleep(seconds)
+            return making.features(input_ids, position_ids)
+
+        making.writer(path, rank, 2, **shared).write(slowly, 1)
+
+    killed, other = (fork.Process(target=write, args=(rank, seconds)) for rank, seconds in ((0, 0.02), (1, 0.001)))
+    killed.start()
+    started[0].wait()
+    other.start()  # both write
+    started[1].wait()
+    time.sleep(0.05)
+    killed.kill()
+    for process, status in ((killed, -signal.SIGKILL), (other, 0)):
+        process.join()
+        assert process.exitcode == status
+    assert {shard.number % 2 for shard in making.writer(path, **shared).missing()} == {0}
+    with pytest.raises(UserError, match="is unfinished"):
+        Store(path)
+    assert making.writer(path, 0, 2, **shared).write(making.features, 1)
+    assert files(path) == files(making.path)
 
 
 def test_a_finished_store_is_not_written_again(making):

@@ -16,6 +16,7 @@ from specdraft.drafters.batch import Batch
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.hydra import Hydra
+from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.training.module import DrafterModule
@@ -80,18 +81,24 @@ def draft(target: Target, kind: type[Any], **options: Any) -> Drafter:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(Eagle3, {"layers": [1, 2, 3]}), (Eagle, {}), (Hydra, {}), (DraftModel, {"copy_layers": 1})],
+    [
+        (Eagle3, {"layers": [1, 2, 3]}),
+        (Eagle, {}),
+        (Medusa, {}),
+        (Hydra, {}),
+        (DraftModel, {"copy_layers": 1}),
+    ],
 )
 def test_losses_online_and_offline_are_the_same(small, library, tmp_path, kind, options):
     def drafter() -> Drafter:
         return draft(small, kind, **options)
 
     online, computed = make(library, tmp_path), drafter()
-    expected, held_out = train(small, computed, online, 12)
+    expected, held_out = train(small, computed, online, 20)
     write(small, drafter(), make(library, tmp_path), tmp_path / "states")
     offline, stored = make(library, tmp_path, store=str(tmp_path / "states")), drafter()
-    found, held_out_stored = train(small, stored, offline, 12)
-    assert len(found) == 12
+    found, held_out_stored = train(small, stored, offline, 20)
+    assert len(found) == 20
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert held_out_stored == pytest.approx(held_out, rel=1e-6, abs=1e-6)
     assert expected[0] - expected[-1] > 0.01  # it learns, so that the weights have moved
@@ -137,10 +144,15 @@ def test_what_the_store_does_not_hold_is_refused(small, library, tmp_path):
     data = make(library, tmp_path, store=str(path))
     data.prepare(small)
     batch = next(iter(data.train_dataloader()))
-    with pytest.raises(UserError, match=r"reads layers \[2\] of the target, which the store .* does not hold"):
-        batch.features(small, draft(small, Eagle3, layers=[1, 2, 3]))
-    with pytest.raises(UserError, match="reads last hidden states of prompts of the target"):
-        batch.features(small, draft(small, Eagle))
+    data.check_reads(draft(small, Eagle3, layers=[3]))
+    for reader, sentence in (
+        (draft(small, Eagle3, layers=[1, 2, 3]), r"reads layers \[2\] of the target, which the store .* does not hold"),
+        (draft(small, Eagle), "reads last hidden states of prompts of the target"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            data.check_reads(reader)  # before training
+        with pytest.raises(UserError, match=sentence):
+            batch.features(small, reader)
     writing = draft(small, DraftModel, on_policy=1.0)
     with pytest.raises(UserError, match="trains on text of its own, of which the store"):
         writing.prepare(batch, torch.Generator().manual_seed(0)).features(small, writing)

@@ -1,0 +1,193 @@
+"""Draw the pictures of the pages: what each drafter reads and writes, and the house. Run it after changing one.
+
+python docs/pictures.py [DIRECTORY]
+"""
+
+import sys
+from html import escape
+from pathlib import Path
+
+FILL = {"frozen": "#dbe4ee", "trained": "#fbe3c2", "token": "#ffffff", "note": "none"}
+LINE = {"frozen": "#4a6785", "trained": "#b26a00", "token": "#7a7f87", "note": "none"}
+INK, GREY = "#1c2330", "#7a7f87"
+
+
+class Picture:
+    """Boxes and arrows on a light ground that is legible in light and dark pages alike."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self.width, self.height, self.title = width, height, title
+        self.parts: list[str] = []
+
+    def box(self, x: int, y: int, w: int, h: int, label: str, kind: str = "frozen") -> None:
+        """A box; lines of its label are separated by a newline. Trained boxes have a thick border."""
+        stroke = 2.5 if kind == "trained" else 1
+        self.parts.append(
+            f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="6" fill="{FILL[kind]}" stroke="{LINE[kind]}" '
+            f'stroke-width="{stroke}"/>'
+        )
+        lines = label.split("\n")
+        first = y + h / 2 + 5 - 8 * (len(lines) - 1)
+        for number, line in enumerate(lines):
+            self.text(x + w / 2, first + 16 * number, line, "middle", INK)
+
+    def text(self, x: float, y: float, label: str, anchor: str = "start", fill: str = GREY, size: int = 13) -> None:
+        """A label of its own."""
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{fill}" font-size="{size}">{escape(label)}</text>'
+        )
+
+    def arrow(self, *points: tuple[int, int]) -> None:
+        """A line through the points, with a head at the last."""
+        path = " ".join(f"{x},{y}" for x, y in points)
+        self.parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{INK}" stroke-width="1.4" marker-end="url(#head)"/>'
+        )
+
+    def svg(self) -> str:
+        """The whole picture."""
+        head = (
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+            'orient="auto">'
+            f'<path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>'
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" role="img" '
+            f'font-family="system-ui, sans-serif"><title>{escape(self.title)}</title>{head}'
+            f'<rect width="{self.width}" height="{self.height}" rx="10" fill="#f7f8fa"/>{"".join(self.parts)}</svg>\n'
+        )
+
+
+def _target(picture: Picture, x: int, y: int, layers: tuple[str, ...]) -> None:
+    """The frozen target as a stack of layers, from below."""
+    for number, label in enumerate(layers):
+        picture.box(x, y - 34 * number, 150, 28, label)
+    picture.text(x, y + 50, "the target, frozen")
+
+
+def draft_model() -> Picture:
+    """Two language models, one small."""
+    p = Picture(720, 240, "An independent draft model reads the text alone")
+    _target(p, 40, 160, ("layer 1", "layers 2 … L-1", "layer L", "LM head"))
+    p.box(420, 126, 150, 28, "few layers", "trained")
+    p.box(420, 92, 150, 28, "LM head", "trained")
+    p.box(420, 180, 150, 26, "tokens so far", "token")
+    p.arrow((495, 178), (495, 158))
+    p.arrow((495, 90), (495, 62))
+    p.text(495, 52, "next token, then the next …", "middle")
+    p.arrow((195, 72), (415, 104))
+    p.text(305, 66, "distilled while training", "middle")
+    return p
+
+
+def medusa() -> Picture:
+    """Independent heads on one state."""
+    p = Picture(720, 240, "Medusa: independent heads on the target's last hidden state")
+    _target(p, 40, 160, ("layer 1", "layers 2 … L-1", "layer L", "final norm"))
+    for number in range(3):
+        x = 300 + 140 * number
+        p.box(x, 106, 120, 44, f"head {number + 1}\nresidual, LM", "trained")
+        p.arrow((192, 72), (230, 72), (230, 178), (x + 60, 178), (x + 60, 153))
+        p.arrow((x + 60, 104), (x + 60, 74))
+        p.text(x + 60, 62, f"token t+{number + 2}", "middle")
+    p.text(240, 212, "one hidden state, all tokens at once: no head sees what another drafted")
+    return p
+
+
+def hydra() -> Picture:
+    """Medusa's heads, each told what was drafted."""
+    p = Picture(720, 240, "Hydra: heads that see the tokens drafted before them")
+    _target(p, 40, 160, ("layer 1", "layers 2 … L-1", "layer L", "final norm"))
+    for number in range(3):
+        x = 300 + 140 * number
+        p.box(x, 106, 120, 44, f"head {number + 1}\nMLP, LM", "trained")
+        p.arrow((192, 72), (230, 72), (230, 178), (x + 60, 178), (x + 60, 153))
+        p.arrow((x + 60, 104), (x + 60, 74))
+        p.text(x + 60, 62, f"token t+{number + 2}", "middle")
+        if number:
+            p.arrow((x - 40, 68), (x - 14, 82), (x + 10, 104))
+    p.text(240, 212, "the drafted token's embedding joins the input of every later head")
+    return p
+
+
+def eagle1() -> Picture:
+    """Extrapolation of the last hidden state."""
+    p = Picture(720, 240, "EAGLE-1: one decoder layer that extrapolates the target's last hidden state")
+    _target(p, 40, 160, ("layer 1", "layers 2 … L-1", "layer L", "LM head"))
+    p.box(300, 150, 170, 34, "embedding of t+1", "token")
+    p.box(300, 96, 170, 40, "fc + one decoder layer", "trained")
+    p.box(300, 44, 170, 34, "the target's LM head")
+    p.arrow((192, 106), (296, 114))
+    p.text(240, 98, "hidden state t", "middle", size=11)
+    p.arrow((385, 148), (385, 139))
+    p.arrow((385, 94), (385, 81))
+    p.arrow((472, 61), (560, 61))
+    p.text(566, 66, "token t+2")
+    p.arrow((472, 116), (540, 116), (540, 200), (286, 200), (286, 128), (297, 128))
+    p.text(548, 150, "its own output stands")
+    p.text(548, 166, "for hidden state t+1")
+    return p
+
+
+def eagle3() -> Picture:
+    """Fusion of three layers, training-time test."""
+    p = Picture(720, 250, "EAGLE-3: three hidden states fused, one decoder layer, its own outputs fed back")
+    _target(p, 40, 170, ("layer 2", "layer L/2", "layer L-3", "LM head"))
+    p.box(270, 102, 90, 60, "fusion\n3H → H", "trained")
+    for y in (184, 150, 116):
+        p.arrow((192, y), (232, y), (232, 132), (267, 132))
+    p.box(400, 102, 130, 60, "one decoder\nlayer", "trained")
+    p.arrow((362, 132), (397, 132))
+    p.box(400, 192, 130, 30, "embedding of t+1", "token")
+    p.arrow((465, 190), (465, 165))
+    p.box(400, 44, 130, 34, "own LM head", "trained")
+    p.text(540, 56, "draft vocabulary:", size=11)
+    p.text(540, 70, "token t+2, t+3, …", size=11)
+    p.arrow((465, 100), (465, 81))
+    p.arrow((532, 132), (580, 132), (580, 236), (380, 236), (380, 142), (397, 142))
+    p.text(588, 150, "its own output,")
+    p.text(588, 166, "in training too:")
+    p.text(588, 182, "training-time test")
+    return p
+
+
+def architecture() -> Picture:
+    """The packages, from the ground up."""
+    p = Picture(720, 330, "The packages of specdraft; each imports only from those below it")
+    rows = (
+        (30, ("train.py", "evaluate.py", "export/")),
+        (90, ("training", "evaluation", "export")),
+        (150, ("data",)),
+        (200, ("drafters",)),
+        (250, ("targets",)),
+    )
+    for y, names in rows:
+        width = (640 - 20 * (len(names) - 1)) // len(names)
+        for number, name in enumerate(names):
+            p.box(40 + number * (width + 20), y, width, 34, name, "token" if y == 30 else "frozen")
+    p.box(40, 294, 310, 28, "losses")
+    p.box(370, 294, 310, 28, "decoding")
+    p.text(40, 22, "entry points: compose the configuration of conf/, build, run", size=12)
+    p.text(40, 84, "a run: optimise, measure by decoding, write what engines load", size=12)
+    return p
+
+
+PICTURES = {
+    "draft-model": draft_model,
+    "medusa": medusa,
+    "hydra": hydra,
+    "eagle-1": eagle1,
+    "eagle-3": eagle3,
+    "architecture": architecture,
+}
+
+
+def main() -> None:
+    """Write every picture."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "images")
+    for name, draw in PICTURES.items():
+        (folder / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

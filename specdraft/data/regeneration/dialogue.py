@@ -1,0 +1,141 @@
+"""A conversation whose assistant is the target: each of its turns is answered anew, from the answers so far.
+
+This is what serving does. The next prompt is the chat template's rendering of the words that were answered, so whatever
+the template drops of earlier turns, reasoning above all, the next prompt lacks as well. Words of users, systems and
+tools are kept. So are assistant's turns that call tools, where something follows them: the result that comes next
+answers that call and no other.
+"""
+
+import hashlib
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specdraft.data.chat import Example, opening_ids, prompt_ids
+from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
+from specdraft.data.source import Conversation, Message
+
+if TYPE_CHECKING:
+    from specdraft.targets import Target
+
+Span = tuple[int, int]
+
+
+class Record(NamedTuple):
+    """What became of a conversation.
+
+    ``examples``: token ids with the (start, end) of each answer in them. ``shortened``: whether a turn after the first
+    had no room, which ended it. ``unfinished``: answers that max_new_tokens cut.
+    """
+
+    id: str
+    examples: list[tuple[Ids, list[Span]]]
+    shortened: bool
+    unfinished: int
+
+    @property
+    def answers(self) -> list[Ids]:
+        """Token ids of every answer, in the order of the conversation."""
+        return [ids[start:end] for ids, spans in self.examples for start, end in spans]
+
+    def as_examples(self) -> list[Example]:
+        """The examples to learn, with a mask that is True on the answers."""
+        return [Example(ids, _mask(len(ids), spans)) for ids, spans in self.examples]
+
+
+class Dialogue:
+    """One conversation under way: ``request`` and ``take`` in turns, until there is no request."""
+
+    def __init__(
+        self, target: "Target", conversation: Conversation, number: int, settings: RegenerationSettings, room: int
+    ) -> None:
+        """``number`` is the conversation's place, which decides temperature and seeds; ``room`` counts tokens."""
+        self.target, self.conversation, self.number = target, conversation, number
+        self.settings, self.room = settings, room
+        self._rest = _turns(conversation)
+        self._said: list[Message] = []
+        self._prompt: Ids = []
+        self._turns = 0
+        self._examples: list[tuple[Ids, list[Span]]] = []
+        self._shortened = False
+        self._unfinished = 0
+
+    def request(self) -> Request | None:
+        """The next turn to answer; None at the conversation's end, and where a turn has no room."""
+        while self._rest and not _is_asked(self._rest):
+            self._said.append(self._rest.popleft())
+        if not self._rest:
+            return None
+        if self._said:
+            self._prompt = prompt_ids(self.target.tokenizer, self._said, self.conversation.tools)
+        else:
+            self._prompt = opening_ids(self.target.tokenizer, self.conversation)
+        if len(self._prompt) + self.settings.max_new_tokens > self.room:
+            self._end_early()
+            return None
+        cycle = self.settings.temperatures
+        temperature = cycle[self.number % len(cycle)]
+        return Request(self._prompt, tuple(self._said), self.conversation.tools, temperature, self._seed())
+
+    def take(self, answer: Ids) -> None:
+        """The ids that the target answered the last request with. None at all end the conversation."""
+        if not answer:
+            self._end_early()
+            return
+        self._rest.popleft()
+        self._turns += 1
+        prompt = self._prompt
+        whole, spans = [*prompt, *answer], [(len(prompt), len(prompt) + len(answer))]
+        if self._examples and prompt[: len(self._examples[-1][0])] == self._examples[-1][0]:
+            spans = [*self._examples.pop()[1], *spans]
+        self._examples.append((whole, spans))
+        self._unfinished += answer[-1] not in self.target.eos_token_ids
+        self._said.append(_reply(self.target, answer))
+
+    def record(self) -> Record:
+        """What became of the conversation."""
+        return Record(self.conversation.id, self._examples, self._shortened, self._unfinished)
+
+    def _end_early(self) -> None:
+        self._rest.clear()
+        self._shortened = self._turns > 0
+
+    def _seed(self) -> int:
+        name = f"{self.settings.seed}/{self.number}/{self._turns}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+
+
+def answered_messages(conversation: Conversation, record: Record, target: "Target") -> list[dict[str, Any]]:
+    """The conversation with the target's words in the place of the assistant's, as far as it was answered.
+
+    A document becomes one turn of the assistant's: its continuation.
+    """
+    answers, rest = deque(record.answers), _turns(conversation)
+    said: list[dict[str, Any]] = []
+    while answers:
+        asked, message = _is_asked(rest), rest.popleft()
+        said.append(_reply(target, answers.popleft()) if asked else dict(message))
+    return said
+
+
+def _turns(conversation: Conversation) -> deque[Message]:
+    """Its messages, the last of which is the answer to come."""
+    return deque([*conversation.prompt_messages, {"role": "assistant"}])
+
+
+def _is_asked(rest: deque[Message]) -> bool:
+    """Whether the target answers the first of these messages."""
+    return rest[0]["role"] == "assistant" and not (rest[0].get("tool_calls") and len(rest) > 1)
+
+
+def _reply(target: "Target", answer: Ids) -> dict[str, Any]:
+    """The answer in words, as engines hand it out: without its end mark and other special tokens."""
+    ids = answer[:-1] if answer[-1] in target.eos_token_ids else answer
+    words = target.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return {"role": "assistant", "content": words}
+
+
+def _mask(length: int, spans: list[Span]) -> list[bool]:
+    mask = [False] * length
+    for start, end in spans:
+        mask[start:end] = [True] * (end - start)
+    return mask

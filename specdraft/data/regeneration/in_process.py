@@ -1,0 +1,79 @@
+"""The target in this process answers: our own decode loop, many requests side by side, with a drafter if there is one.
+
+Drafting is lossless: greedy answers are the same with any drafter and with none, sampled ones of the same distribution.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling
+from specdraft.drafters.checkpoint import check_target, find, load_drafter
+from specdraft.errors import UserError
+
+if TYPE_CHECKING:
+    from specdraft.drafters.base import Drafter
+    from specdraft.targets import Target
+
+
+class InProcess:
+    """Each request comes out as if decoded alone, with draws from its own seed, up to the rounding of a batched pass.
+
+    So that not even rounding depends on what was answered before an interruption, batches are fixed beforehand, and one
+    that is known in part is decoded again as a whole.
+    """
+
+    def __init__(self, drafter: str | None = None, num_draft_tokens: int = 5) -> None:
+        """``drafter``: a checkpoint or run directory. Raises UserError if there is none at that place."""
+        self.checkpoint = find(drafter) if drafter is not None else None
+        self.num_draft_tokens = num_draft_tokens
+        self.name = "in_process" if drafter is None else "in_process, drafting"
+        self._drafter: Drafter | None = None
+
+    def answers(
+        self,
+        target: "Target",
+        requests: Sequence[Request],
+        settings: RegenerationSettings,
+        known: Container[int] = frozenset(),
+    ) -> Iterator[tuple[int, Ids]]:
+        """As ``Engine`` says. Raises UserError for a drafter of another target, and a target cut over the ranks."""
+        if target.engine is not None:  # the other ranks wait for the answers, and this one would wait for them
+            raise UserError(
+                "the answers are not in the cache, and a target with placement=zero3 does not regenerate them: "
+                "expected data.cache_dir of one that did, another generator=, data.store=DIR, or data.regenerate=false"
+            )
+        for numbers in plan_batches(requests, settings.batch_size):
+            if all(number in known for number in numbers):
+                continue
+            sampling = Sampling(requests[numbers[0]].temperature)
+            decoder = Decoder(target, self._load(target), self.num_draft_tokens, sampling)
+            prompts = [requests[number].prompt for number in numbers]
+            seeds = [requests[number].seed for number in numbers]
+            results = decoder.generate_batch(prompts, settings.max_new_tokens, len(prompts), seeds)
+            yield from ((number, result.tokens) for number, result in zip(numbers, results, strict=True))
+
+    def close(self) -> None:
+        """Forget the drafter."""
+        self._drafter = None
+
+    def _load(self, target: "Target") -> "Drafter | None":
+        if self._drafter is None and self.checkpoint is not None:
+            drafter, config = load_drafter(self.checkpoint)
+            check_target(config, target)
+            self._drafter = drafter.to(target.device, target.dtype)
+        return self._drafter
+
+
+def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[int]]:
+    """Numbers of requests that are decoded side by side: one temperature, similar lengths, long prompts first.
+
+    Similar lengths leave little padding to compute; the longest come first so that a lack of memory shows at once.
+    """
+    order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].prompt), i))
+    batches = []
+    for temperature in sorted({request.temperature for request in requests}):
+        members = [number for number in order if requests[number].temperature == temperature]
+        batches += [members[start : start + batch_size] for start in range(0, len(members), batch_size)]
+    return sorted(batches, key=lambda batch: -len(requests[batch[0]].prompt))

@@ -1,0 +1,79 @@
+"""What is asked of the target, and of whoever asks it: settings, requests, the interface of engines."""
+
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from specdraft.data.source import Message
+from specdraft.errors import UserError
+
+if TYPE_CHECKING:
+    from specdraft.targets import Target
+
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class RegenerationSettings:
+    """How the target answers. Conversation i is at ``temperatures[i % len(temperatures)]``; 0 is greedy.
+
+    ``batch_size`` requests are decoded side by side in this process. It decides nothing but speed and memory.
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    max_new_tokens: int = 96
+    batch_size: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values that cannot be meant."""
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise UserError(
+                f"data.temperatures is {list(self.temperatures)}: expected a list of numbers from 0 (greedy) upwards"
+            )
+        for name in ("max_new_tokens", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"the {name} of regeneration is {getattr(self, name)}: expected a positive number")
+
+
+class Request(NamedTuple):
+    """One turn that the target is to answer.
+
+    ``prompt`` are the token ids that the chat template made of ``messages`` and ``tools``; servers that take words
+    alone get those. A document's beginning has no messages. ``seed`` is below 2**48.
+    """
+
+    prompt: Ids
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    temperature: float
+    seed: int
+
+
+class Engine(Protocol):
+    """Whoever lets the target answer. Nothing is loaded or asked before ``answers`` is called."""
+
+    name: str
+
+    def answers(
+        self,
+        target: "Target",
+        requests: Sequence[Request],
+        settings: RegenerationSettings,
+        known: Container[int] = frozenset(),
+    ) -> Iterator[tuple[int, Ids]]:
+        """Yield (number of the request, ids) in any order, for every request whose number is not ``known``.
+
+        The ids reach up to and including an end mark; ids without one were cut by ``max_new_tokens``, and none at all
+        are an answer that has no words. Known requests may be answered again, with the same ids. Raises UserError.
+        """
+
+    def close(self) -> None:
+        """Give back what the engine holds: memory, connections. It may be asked again afterwards."""
+
+
+def default_cache_dir() -> Path:
+    """``$SPECDRAFT_CACHE``, else ``~/.cache/specdraft``."""
+    return Path(os.environ.get("SPECDRAFT_CACHE") or "~/.cache/specdraft").expanduser()

@@ -1,0 +1,185 @@
+"""Hidden states from a running vLLM server, which leaves them in files that this process can open too.
+
+B = batch, T = tokens, n = tokens of a document, a = layers, L = layers of the target, H = hidden size.
+
+The server extracts the drafter's layers and layer L. vLLM numbers layers as we do, "after k layers", and its layer L is
+the hidden state before the final norm: the norm is applied here, by the target's own module. A packed row is sent
+document by document, as no document may see another.
+
+vLLM answers before it has written the file. Beside it lies a lock, which its writer holds until it is done.
+"""
+
+import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specdraft.data.store.sources.source import FeatureSource
+from specdraft.data.store.writer import Capture
+from specdraft.errors import UserError
+from specdraft.targets import Features, Target
+
+_PROBE = 32  # tokens
+# Of two engines' hidden states of a token, relative to its norm; neighbouring layers differ by a tenth and more.
+_SAME_FP32, _SAME = 1e-3, 5e-2
+_PASSING = {408, 429, 500, 502, 503, 504}  # HTTP statuses that another attempt may mend
+
+
+def extracted(target: Target, layers: Sequence[int]) -> list[int]:
+    """The layers that vLLM has to extract, ascending: the drafter's, and the last one."""
+    return [*layers, target.num_layers]
+
+
+class Server(FeatureSource):
+    """A server that somebody started; docs/store.md says how. Its files lie on a disk that this process sees."""
+
+    def __init__(
+        self, url: str, model: str | None = None, concurrency: int = 64, timeout: float = 600.0, retries: int = 4
+    ) -> None:
+        """``url``: up to the port. ``model``: None takes the first one served. ``timeout``: seconds for a document.
+
+        ``retries``: after a failure that may pass, each twice as late as the one before.
+        """
+        if concurrency < 1 or timeout <= 0 or retries < 0:
+            raise UserError(
+                f"features.concurrency is {concurrency}, timeout {timeout} and retries {retries}: expected positive "
+                "numbers of documents and seconds, and no negative number of retries"
+            )
+        self.url, self.model = url.rstrip("/"), model
+        self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
+
+    @contextmanager
+    def open(self, target: Target, layers: Sequence[int], row_length: int) -> Iterator[Capture]:
+        """Connect. Raises UserError unless the server gives the hidden states that the target gives here."""
+        limits = httpx.Limits(max_connections=self.concurrency)
+        pool = ThreadPoolExecutor(self.concurrency)
+        with httpx.Client(base_url=self.url, timeout=self.timeout, limits=limits) as http:
+            connection = Connection(self, http, pool, target, layers)
+            try:
+                connection.check()
+                yield connection.features
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+
+class Connection:
+    """A conversation with a server about the hidden states of one target."""
+
+    def __init__(
+        self, server: Server, http: httpx.Client, pool: ThreadPoolExecutor, target: Target, layers: Sequence[int]
+    ) -> None:
+        """Ask for the model's name. Raises UserError if nobody answers."""
+        self.server, self.http, self.pool = server, http, pool
+        self.target, self.layers = target, layers
+        self.model = server.model or self._ask("GET", "/v1/models")["data"][0]["id"]
+
+    def features(self, input_ids: Tensor, position_ids: Tensor) -> Features:
+        """Features of packed rows ``[B, T]``, their documents read side by side. Raises UserError."""
+        begins = (position_ids.flatten() == 0).nonzero().flatten()
+        documents = [ids.tolist() for ids in input_ids.flatten().tensor_split(begins[1:])]
+        found = torch.cat(list(self.pool.map(self._states, documents)))  # [B*T, a+1, H]
+        found = found.to(self.target.device, self.target.dtype).unflatten(0, input_ids.shape)  # [B, T, a+1, H]
+        return Features(found[..., :-1, :].flatten(-2), self.target.norm(found[..., -1, :]))
+
+    @torch.inference_mode()
+    def check(self) -> None:
+        """Raises UserError unless a short text has the target's own hidden states: its layers, its weights."""
+        ids = torch.arange(1, 1 + _PROBE)[None] % self.target.vocab_size
+        positions = torch.arange(_PROBE)[None]
+        dtype = self._states(ids[0].tolist()).dtype
+        theirs = self.features(ids, positions)
+        device = self.target.device
+        ours = self.target.features(ids.to(device), positions.to(device), self.layers)
+        same = _SAME_FP32 if dtype == self.target.dtype == torch.float32 else _SAME
+        names = [f"layer {layer}" for layer in self.layers] + ["the last layer"]
+        pairs = [torch.cat([f.aux, f.last], -1).unflatten(-1, (len(names), -1))[0].float() for f in (theirs, ours)]
+        # The median, because the first token's norm may be of another magnitude.
+        errors = ((pairs[0] - pairs[1]).norm(dim=-1) / pairs[1].norm(dim=-1)).median(0).values
+        worst = int(errors.argmax())
+        if not errors[worst] < same:
+            raise UserError(
+                f"the server at {self.server.url} gives hidden states of {names[worst]} that differ from those of "
+                f"{self.target.identity.name!r} by {errors[worst]:.2g} of their norm, expected less than {same}: serve "
+                f"that model, and extract layers {extracted(self.target, self.layers)}"
+            )
+
+    def _states(self, ids: list[int]) -> Tensor:
+        """What the server extracts of a document, ``[n, a+1, H]``."""
+        body = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0.0}
+        answer = self._ask("POST", "/v1/completions", body)
+        path = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
+        if path is None:
+            raise UserError(
+                f"the server at {self.server.url} sends no hidden states: expected vLLM with the method "
+                "extract_hidden_states and its connector; docs/store.md says how to start it"
+            )
+        tensors = take(Path(path), self.server.timeout)
+        states, expected = tensors["hidden_states"], (len(self.layers) + 1, self.target.hidden_size)
+        if tensors["token_ids"].tolist() != ids or states.shape[1:] != expected or len(states) != len(ids):
+            raise UserError(
+                f"the server at {self.server.url} extracts hidden states of shape {list(states.shape)} for "
+                f"{len(ids)} tokens: expected {[len(ids), *expected]}, of layers "
+                f"{extracted(self.target, self.layers)}; start it with those, as docs/store.md says"
+            )
+        return states
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        for attempt in range(self.server.retries + 1):
+            if attempt:
+                time.sleep(2.0 ** (attempt - 2))
+            try:
+                response = self.http.request(method, path, json=body)
+            except httpx.TransportError as error:
+                reason = f"{type(error).__name__}: {error}"
+                continue
+            if response.is_success:
+                return response.json()
+            reason = f"status {response.status_code}: {' '.join(response.text.split())[:300]}"
+            if response.status_code not in _PASSING:
+                break
+        raise UserError(
+            f"the server at {self.server.url} does not answer {path} ({reason}): expected vLLM's server there; mend it "
+            "and start again, what is written stays"
+        )
+
+
+def take(path: Path, timeout: float) -> dict[str, Tensor]:
+    """The tensors of a file that vLLM's connector writes, once it is written; the file is deleted then.
+
+    Raises UserError if it does not come within ``timeout`` seconds.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        with lock.open() as held:
+            _wait(held, timeout)
+            tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot read the hidden states {path} ({error}): expected a file that vLLM has written to a disk that "
+            "this machine sees as well; set the connector's shared_storage_path to one, and read vLLM's log"
+        ) from error
+    path.unlink()
+    lock.unlink()
+    return tensors
+
+
+def _wait(lock: IO[str], timeout: float) -> None:
+    """Until the writer has let go of the lock; a writer that died has."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not written within {timeout:g} s") from None
+            time.sleep(0.002)

@@ -1,0 +1,139 @@
+"""The loggers of a run, opened before any work; a resumed run takes up the curves where they were left."""
+
+import csv
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig
+
+from specdraft.entry import build
+from specdraft.errors import UserError
+
+_RUN_ID = "wandb-run-id"  # in the run directory
+
+
+class StepwiseWandbLogger(WandbLogger):
+    """W&B's step is ours, the number of optimizer steps done.
+
+    Then W&B itself refuses a step that it already has, as when a run that crashed behind its last checkpoint resumes.
+    """
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Send values (or tables) of a step."""
+        self.experiment.log({**metrics, "trainer/global_step": step}, step=step)
+
+
+def build_loggers(config: DictConfig, directory: Path, resume: Path | None) -> list[Logger]:
+    """The loggers that ``config.logger`` names, so that a missing package or account shows before any work.
+
+    With a checkpoint to ``resume`` from, files in ``directory`` begin with the curves of its run up to its step, and
+    W&B goes on with the same run. Raises UserError.
+    """
+    loggers: list[Logger] = []
+    earlier, step = (None, 0) if resume is None else (resume.parent.parent, checkpoint_step(resume))
+    rows = [] if earlier is None else _csv_rows(earlier, step)  # before a logger of the same directory replaces them
+    for name, node in config.logger.items():
+        options: dict[str, Any] = {}
+        if earlier is not None and name == "tensorboard":
+            _copy_events(earlier, directory)
+            options["purge_step"] = step + 1  # what came behind the checkpoint comes again
+        if earlier is not None and name == "wandb" and (earlier / _RUN_ID).is_file():
+            options["id"] = (earlier / _RUN_ID).read_text().strip()
+        loggers.append(_open(str(name), node, **options))
+        if rows and name == "csv":
+            _replay(loggers[-1], rows)
+    _note_run(loggers, directory)
+    return loggers
+
+
+def _open(name: str, node: DictConfig, **options: Any) -> Logger:
+    try:
+        logger = build(node, **options)
+        _ = logger.experiment
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"logger={name} needs a package that is not installed ({error}): install it or use logger=csv"
+        ) from error
+    except Exception as error:
+        if name != "wandb":
+            raise
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"W&B cannot be used ({reason}): run `wandb login`, or set logger.wandb.offline=true"
+        ) from error
+    return logger
+
+
+@rank_zero_only
+def _note_run(loggers: list[Logger], directory: Path) -> None:
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            (directory / _RUN_ID).write_text(f"{logger.version}\n")
+
+
+@rank_zero_only
+def close(loggers: list[Logger]) -> None:
+    """Let go of W&B's run: the next job of a sweep in this process begins one of its own."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
+
+
+def where(logger: Logger) -> Path:
+    """The file or directory that holds its curves."""
+    if isinstance(logger, CSVLogger):
+        return Path(logger.log_dir) / "metrics.csv"
+    return Path(str(logger.save_dir)) / "wandb" if isinstance(logger, WandbLogger) else Path(str(logger.log_dir))
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """Optimizer steps done when ``checkpoint`` was written, a file or a directory of DeepSpeed's. Raises UserError."""
+    try:
+        if checkpoint.is_dir():
+            # DeepSpeed's own objects are among the tensors, and it reads them the same way.
+            file = next(checkpoint.glob("checkpoint/*model_states.pt"))
+            return int(torch.load(file, map_location="cpu", weights_only=False)["global_step"])
+        return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+    except UnpicklingError as error:
+        raise UserError(
+            f"{checkpoint} is damaged, or holds more than tensors and settings and is not read, because a pickle can "
+            "run code: expected a checkpoint of your own; resume another, or start anew without resume="
+        ) from error
+    except Exception as error:  # torch has many kinds for a file that is cut short or something else
+        reason = " ".join(str(error).split())[:150] or type(error).__name__
+        raise UserError(
+            f"cannot resume from {checkpoint} ({reason}): expected a whole checkpoint of train.py; name another with "
+            "resume=PATH, or start anew without"
+        ) from error
+
+
+def _csv_rows(earlier: Path, step: int) -> list[dict[str, str]]:
+    path = earlier / "metrics.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if int(row["step"]) <= step]
+
+
+def _replay(logger: Logger, rows: list[dict[str, str]]) -> None:
+    assert isinstance(logger, CSVLogger)
+    for row in rows:
+        at = int(row.pop("step"))
+        logger.experiment.log_metrics({name: float(value) for name, value in row.items() if value}, at)
+    logger.save()
+
+
+@rank_zero_only
+def _copy_events(earlier: Path, directory: Path) -> None:
+    if earlier.resolve() == directory.resolve():
+        return
+    for file in (earlier / "tensorboard").glob("events.out.tfevents.*"):
+        (directory / "tensorboard").mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, directory / "tensorboard")

@@ -1,0 +1,194 @@
+"""Shards, journal, manifest: nothing is answered twice, and a killed process leaves what another can go on with."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tqdm import tqdm
+from transformers import LlamaForCausalLM
+
+from specdraft.data.regeneration import RegenerationSettings, cache, regenerate, regenerated_examples
+from specdraft.data.source import Conversation
+from specdraft.errors import UserError
+from specdraft.targets import Target
+
+SETTINGS = RegenerationSettings(temperatures=(0.0, 1.0), max_new_tokens=8, seed=5)
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "CONVERSATIONS_PER_SHARD", 8)
+
+
+def run(
+    target: Target, conversations: Any, folder: Path, engine: Any, settings: Any = SETTINGS, room: int = 256
+) -> Any:
+    return regenerate(target, conversations, settings, folder, room, "train conversations", engine)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_every_turn_is_answered_once_and_found_again(target: Target, talks: Any, engine: Any, tmp_path: Path) -> None:
+    conversations = talks(20)
+    done = run(target, conversations, tmp_path, engine)
+    assert len(engine.asked) == done.counts.turns == sum(len(c.messages) // 2 for c in conversations)
+    records = list(done.records())
+    assert [record.id for record in records] == [c.id for c in conversations]
+    assert sum(len(ids) for record in records for ids in record.answers) == done.counts.tokens
+    assert {request.temperature for request in engine.asked} == {0.0, 1.0}
+    engine.asked.clear()
+    again = run(target, (c for c in conversations), tmp_path, engine)  # lazily, and from the cache
+    assert not engine.asked and list(again.records()) == records and again.counts == done.counts
+    assert sum(sum(e.loss_mask) for e in again.examples()) == done.counts.tokens
+    assert len(done.shards) == 3 and all(name.endswith((".jsonl", ".json")) for name in files(tmp_path))
+    manifest = json.loads(done.manifest.read_text())
+    assert [shard["conversations"] for shard in manifest["shards"]] == [8, 8, 4]
+    assert {shard["engine"] for shard in manifest["shards"]} == {"scripted"}
+
+
+def test_more_conversations_reuse_the_shards_before_them(
+    target: Target, talks: Any, engine: Any, tmp_path: Path
+) -> None:
+    run(target, talks(16), tmp_path, engine)
+    before = len(engine.asked)
+    run(target, talks(24), tmp_path, engine)
+    assert len(engine.asked) - before == sum(len(c.messages) // 2 for c in talks(24)[16:])
+
+
+def test_other_settings_conversations_or_targets_are_answered_anew(
+    target: Target, talks: Any, engine: Any, tmp_path: Path
+) -> None:
+    run(target, talks(4), tmp_path, engine)
+    torch.manual_seed(9)
+    other = Target.from_model(LlamaForCausalLM(target.model.config).double(), target.tokenizer)
+    for each, conversations, settings, room in (
+        (target, talks(4)[::-1], SETTINGS, 256),
+        (target, talks(4), replace(SETTINGS, max_new_tokens=5), 256),
+        (target, talks(4), replace(SETTINGS, seed=6), 256),
+        (target, talks(4), SETTINGS, 255),
+        (other, talks(4), SETTINGS, 256),
+    ):
+        engine.asked.clear()
+        run(each, conversations, tmp_path, engine, settings, room)
+        assert engine.asked
+    engine.asked.clear()
+    run(target, talks(4), tmp_path, engine, replace(SETTINGS, batch_size=7))  # decides nothing but speed
+    assert not engine.asked
+
+
+def test_what_has_no_room_is_counted_or_refused(target: Target, talks: Any, engine: Any, tmp_path: Path) -> None:
+    long = Conversation("long", "c", ({"role": "user", "content": "add left " * 300},))
+    done = run(target, [*talks(3), long], tmp_path, engine)
+    assert done.counts.left_out == 1 and done.counts.conversations == 4
+    examples, counts = regenerated_examples(target, talks(3), SETTINGS, tmp_path, 256, "train conversations", engine)
+    assert counts.left_out == 0 and isinstance(examples, Iterator) and len(list(examples)) >= 3
+    with pytest.raises(UserError, match="none of the 1 train conversations fits 256 tokens with 8 of them"):
+        run(target, [long], tmp_path, engine)
+
+
+@pytest.mark.parametrize("torn", [b"", b"[0,3,[1,", b"[0,3,[1,2]]", b"\0\0\0\n"])
+def test_an_interrupted_shard_goes_on_from_its_journal(
+    target: Target, talks: Any, engine: Any, tmp_path: Path, torn: bytes
+) -> None:
+    run(target, talks(8), tmp_path / "whole", engine)
+    total, real = len(engine.asked), engine.answer
+
+    def interrupted(*args: Any) -> list[int]:
+        if len(engine.asked) == total + 11:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    engine.answer = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run(target, talks(8), tmp_path / "cut", engine)
+    (journal,) = tmp_path.joinpath("cut").rglob("*.partial.jsonl")
+    assert len(journal.read_bytes().splitlines()) == 10
+    with journal.open("ab") as file:
+        file.write(torn)
+    engine.answer = real
+    engine.asked.clear()
+    run(target, talks(8), tmp_path / "cut", engine)
+    assert len(engine.asked) == total - 10
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:40], lambda b: b[:-5], lambda b: b.replace(b"FILE:1", b"FILE:7")])
+def test_a_damaged_shard_is_named(target: Target, talks: Any, engine: Any, tmp_path: Path, damage: Any) -> None:
+    (shard,) = run(target, talks(4), tmp_path, engine).shards
+    shard.path.write_bytes(damage(shard.path.read_bytes()))
+    with pytest.raises(UserError, match=f"{shard.path.name} are damaged: delete that file"):
+        run(target, talks(4), tmp_path, engine)
+
+
+def slowly(engine: Any, seconds: float) -> Any:
+    real = engine.answer
+
+    def answer(*args: Any) -> list[int]:
+        time.sleep(seconds)
+        return real(*args)
+
+    engine.answer = answer
+    return engine
+
+
+def start(*args: Any) -> Any:
+    tqdm.set_lock(threading.RLock())  # tqdm's own is shared with forks, and a killed one would never let go of it
+    process = FORK.Process(target=run, args=args)
+    process.start()
+    return process
+
+
+def test_ten_kills_at_random_moments_change_nothing(target: Target, talks: Any, engine: Any, tmp_path: Path) -> None:
+    conversations, chance = talks(30), random.Random(0)
+    run(target, conversations, tmp_path / "whole", engine)
+    slowly(engine, 0.01)
+    killed = 0
+    while killed < 10:
+        process = start(target, conversations, tmp_path / "killed", engine)
+        process.join(chance.uniform(0.02, 0.25))
+        if process.exitcode is not None:  # it was faster than ten kills: from the start again
+            assert process.exitcode == 0
+            assert files(tmp_path / "killed") == files(tmp_path / "whole")
+            (tmp_path / "killed").rename(tmp_path / f"done-{killed}")
+            continue
+        process.kill()
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)  # it may have ended just before
+        killed += process.exitcode != 0
+    run(target, conversations, tmp_path / "killed", engine)
+    left = {name: data for name, data in files(tmp_path / "killed").items() if not name.endswith(".tmp")}
+    assert left == files(tmp_path / "whole")
+
+
+def test_processes_share_the_shards(target: Target, talks: Any, engine: Any, tmp_path: Path) -> None:
+    conversations = talks(40)
+    run(target, conversations, tmp_path / "whole", engine)
+    marks = FORK.SimpleQueue()
+    real = engine.answer
+
+    def answer(*args: Any) -> list[int]:
+        time.sleep(0.01)
+        marks.put(os.getpid())
+        return real(*args)
+
+    engine.answer = answer
+    workers = [start(target, conversations, tmp_path / "shared", engine) for _ in range(2)]
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    asked = [marks.get() for _ in range(sum(len(c.messages) // 2 for c in conversations))]
+    assert marks.empty() and set(asked) == {worker.pid for worker in workers}
+    assert files(tmp_path / "shared") == files(tmp_path / "whole")

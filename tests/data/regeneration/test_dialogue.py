@@ -1,0 +1,130 @@
+"""Several turns: each prompt holds the target's words so far, and what extends it exactly is one example."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdraft.data.chat import opening_ids, prompt_ids
+from specdraft.data.regeneration import RegenerationSettings
+from specdraft.data.regeneration.dialogue import Dialogue, Record, answered_messages
+from specdraft.data.source import Conversation
+from specdraft.targets import Target
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+SETTINGS = RegenerationSettings(temperatures=(0.0, 1.0), max_new_tokens=20)
+ASK, ASK_AGAIN = {"role": "user", "content": "add left"}, {"role": "user", "content": "add right"}
+THEIRS = {"role": "assistant", "content": "what people wrote"}
+
+
+def encode(target: Target, words: str, ended: bool = True) -> list[int]:
+    ids = target.tokenizer(words, add_special_tokens=False)["input_ids"]
+    return [*ids, target.tokenizer.eos_token_id] if ended else ids
+
+
+def played(target: Target, conversation: Conversation, answers: list[list[int]], room: int = 256) -> tuple[Any, Record]:
+    dialogue = Dialogue(target, conversation, 0, SETTINGS, room)
+    requests = []
+    while (request := dialogue.request()) is not None:
+        requests.append(request)
+        dialogue.take(answers[len(requests) - 1])
+    return requests, dialogue.record()
+
+
+def test_the_next_prompt_holds_the_targets_words(target: Target) -> None:
+    system = {"role": "system", "content": "be brief"}
+    conversation = Conversation("a", "c", (system, ASK, THEIRS, ASK_AGAIN), "more of people")
+    answers = [encode(target, "one two"), encode(target, "three")]
+    requests, record = played(target, conversation, answers)
+    ours = [{"role": "assistant", "content": "one two"}, {"role": "assistant", "content": "three"}]
+    assert requests[0].prompt == prompt_ids(target.tokenizer, [system, ASK])
+    assert requests[1].prompt == prompt_ids(target.tokenizer, [system, ASK, ours[0], ASK_AGAIN])
+    assert list(requests[1].messages) == [system, ASK, ours[0], ASK_AGAIN]
+    assert requests[0].seed != requests[1].seed
+    assert answered_messages(conversation, record, target) == [system, ASK, ours[0], ASK_AGAIN, ours[1]]
+
+
+def test_a_prompt_that_extends_the_text_so_far_is_one_example(target: Target) -> None:
+    conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), None)
+    answers = [encode(target, "one two"), encode(target, "three")]
+    requests, record = played(target, conversation, answers)
+    (example,) = record.as_examples()
+    assert example.input_ids == [*requests[1].prompt, *answers[1]]
+    assert record.answers == answers
+    supervised = [token for token, learned in zip(example.input_ids, example.loss_mask, strict=True) if learned]
+    assert supervised == answers[0] + answers[1]
+
+
+def test_ids_that_words_would_change_stay_as_they_were_sampled(target: Target) -> None:
+    sampled = [i for letter in "return left" for i in encode(target, letter, ended=False)]
+    assert sampled != encode(target, "return left", ended=False)
+    conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), None)
+    requests, record = played(target, conversation, [sampled, encode(target, "three")])
+    first, second = record.as_examples()
+    assert first.input_ids == requests[0].prompt + sampled
+    assert first.loss_mask == [False] * len(requests[0].prompt) + [True] * len(sampled)
+    assert sum(second.loss_mask) == len(encode(target, "three"))
+    assert record.unfinished == 1
+
+
+def test_reasoning_that_the_template_drops_is_no_context_of_the_next_turn(target: Target) -> None:
+    thinking = copy.copy(target)
+    thinking.tokenizer = copy.deepcopy(target.tokenizer)
+    thinking.tokenizer.chat_template = (TEMPLATES / "qwen3.jinja").read_text()
+    conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), None)
+    answers = [encode(target, "<think>\nadd it up\n</think>\n\nthe sum"), encode(target, "three")]
+    requests, record = played(thinking, conversation, answers)
+    context = thinking.tokenizer.decode(requests[1].prompt)
+    assert "the sum" in context and "add it up" not in context
+    assert len(record.examples) == 2 and record.answers == answers
+
+
+def test_tool_calls_and_their_results_are_context(target: Target) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    result = {"role": "tool", "content": "42"}
+    conversation = Conversation("a", "c", (ASK, call, result, THEIRS, ASK_AGAIN), "more")
+    dialogue = Dialogue(target, conversation, 0, SETTINGS, 256)
+    # The template of the tests' tokenizer need not know tools for this.
+    target.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    first = dialogue.request()
+    assert first is not None and list(first.messages) == [ASK, call, result]
+    dialogue.take(encode(target, "one"))
+    second = dialogue.request()
+    assert second is not None and [m["role"] for m in second.messages][-2:] == ["assistant", "user"]
+    dialogue.take(encode(target, "two"))
+    said = answered_messages(conversation, dialogue.record(), target)
+    assert [m["content"] for m in said] == ["add left", "", "42", "one", "add right", "two"]
+
+
+def test_a_turn_without_room_ends_the_conversation(target: Target) -> None:
+    conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), "more of people")
+    answers = [encode(target, "one two"), encode(target, "three")]
+    second = len(played(target, conversation, answers)[0][1].prompt)
+    requests, record = played(target, conversation, answers, room=second + 19)
+    assert len(requests) == 1 and record.shortened and record.answers == answers[:1]
+    assert not played(target, conversation, answers, room=second + 20)[1].shortened
+    requests, record = played(target, conversation, answers, room=20)
+    assert not requests and not record.examples and not record.shortened
+    assert played(target, conversation, [answers[0], []])[1].shortened  # an answer that has no words
+
+
+def test_temperatures_take_turns_and_documents_are_continued(target: Target) -> None:
+    document = Conversation("a", "c", (), "def add(left, right): return left + right")
+    request = Dialogue(target, document, 3, SETTINGS, 256).request()
+    assert request is not None and request.temperature == 1.0 and not request.messages
+    assert request.prompt == opening_ids(target.tokenizer, document)
+    _, record = played(target, document, [encode(target, "one")])
+    assert answered_messages(document, record, target) == [{"role": "assistant", "content": "one"}]
+
+
+def test_records_are_json(target: Target) -> None:
+    _, record = played(target, Conversation("a", "c", (ASK,), None), [encode(target, "one")])
+    assert Record(**json.loads(json.dumps(record._asdict()))).answers == record.answers
+
+
+@pytest.fixture(autouse=True)
+def own_tokenizer(target: Target) -> None:
+    """The session's tokenizer stays as it is."""
+    target.tokenizer = copy.deepcopy(target.tokenizer)

@@ -1,0 +1,31 @@
+"""Coloured text: every character of the answer once, by where it came from; nothing in it can break a page."""
+
+from specdraft.decoding.coloured import ACCEPTED, CORRECTED, OWN, REJECTED, Piece, coloured, pieces
+from specdraft.decoding.trace import Round, Trace
+
+
+def test_pieces_are_the_answer(tokenizer):
+    ids = tokenizer("def add(a, b):\n    return a + b\n").input_ids
+    wrong = tokenizer("xyz").input_ids
+    trace = Trace(
+        [1], ids[0], [Round([*ids[1:4], *wrong], 3, ids[4]), Round(wrong, 0, ids[5]), Round(ids[6:], len(ids) - 6, 0)]
+    )
+    found = pieces(trace, len(ids), tokenizer)
+    assert "".join(piece.text for piece in found if piece.kind != REJECTED) == tokenizer.decode(ids)
+    assert [piece.kind for piece in found] == [OWN, ACCEPTED, REJECTED, CORRECTED, REJECTED, CORRECTED, ACCEPTED]
+    assert {piece.text for piece in found if piece.kind == REJECTED} == {"xyz"}
+    assert len(pieces(trace, 3, tokenizer)) == 2  # cut inside the first round: nothing behind the cut
+
+
+def test_half_a_character_waits_for_its_other_half(tokenizer):
+    ids = tokenizer("é€").input_ids
+    assert len(ids) > 2  # bytes
+    trace = Trace([1], ids[0], [Round(ids[1:], len(ids) - 1, 0)])
+    assert "".join(piece.text for piece in pieces(trace, len(ids), tokenizer)) == "é€"
+    single = Trace([1], ids[0], [Round([], 0, token) for token in ids[1:]])
+    assert "".join(piece.text for piece in pieces(single, len(ids), tokenizer)) == "é€"
+
+
+def test_marks_do_not_depend_on_colour():
+    html = coloured([Piece("  a<b", ACCEPTED), Piece("c&", REJECTED), Piece("d", CORRECTED), Piece("\n", OWN)])
+    assert html == '<pre class="sample">  <u>a&lt;b</u><s>c&amp;</s><b>d</b><i>\n</i></pre>'

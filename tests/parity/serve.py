@@ -1,0 +1,150 @@
+"""``make parity-answers``: the real vLLM, as a server on loopback and offline, gives our regenerated answers.
+
+Starts ``vllm serve`` from the engine's environment with the embedded target in float32, regenerates held-out prompts
+greedily through it, token ids in and out, then through ``vllm.LLM``, and compares with the answers of this process,
+token by token. Exits with 1 if anything differs.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import torch
+
+from specdraft.data.chat import opening_ids
+from specdraft.data.regeneration import Engine, Ids, RegenerationSettings, Request
+from specdraft.data.regeneration.in_process import InProcess
+from specdraft.data.regeneration.server import Server
+from specdraft.data.source import PythonStdlib
+from specdraft.errors import UserError, exit_on_user_error
+from specdraft.targets import Target
+from specdraft.targets.loading import location
+
+REPOSITORY = Path(__file__).parents[2]
+NAME, PROMPTS = "embedded://tiny", 16
+SETTINGS = RegenerationSettings(temperatures=(0.0,), max_new_tokens=48)
+SECONDS_TO_START = 180
+# As vllm_side.py: small, one thread, nothing looked up elsewhere.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+def questions(target: Target) -> list[Request]:
+    """Held-out prompts, greedily."""
+    found = (opening_ids(target.tokenizer, c) for c in PythonStdlib().prompts("validation"))
+    fitting = [ids for ids in found if len(ids) + SETTINGS.max_new_tokens <= target.max_length]
+    return [Request(ids, (), (), 0.0, number) for number, ids in enumerate(fitting[:PROMPTS])]
+
+
+def answers(engine: Engine, target: Target) -> list[Ids]:
+    """What the target says to them through ``engine``."""
+    started = time.perf_counter()
+    try:
+        found = sorted(engine.answers(target, questions(target), SETTINGS))
+    finally:
+        engine.close()
+    print(f"{engine.name}: {len(found)} answers in {time.perf_counter() - started:.1f} s", flush=True)
+    return [ids for _, ids in found]
+
+
+@contextmanager
+def serving(vllm: Path, target: Target) -> Iterator[str]:
+    """The address of a server that answers, and is gone afterwards. Raises UserError if it does not start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(vllm), "serve", location(NAME), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(target.max_length)]
+    command += ["--max-num-seqs", "8", "--served-model-name", "tiny"]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile("w+") as log:
+        # A session of its own: the engine's children end with it.
+        server = subprocess.Popen(
+            command, env=os.environ | ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            started = time.perf_counter()
+            while not _answers(url):
+                if server.poll() is not None or time.perf_counter() - started > SECONDS_TO_START:
+                    log.seek(0)
+                    raise UserError(f"vllm serve did not start: expected it to answer at {url}\n{log.read()[-3000:]}")
+                time.sleep(0.5)
+            print(f"vllm serve: up after {time.perf_counter() - started:.1f} s", flush=True)
+            yield url
+        finally:
+            _end(server)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Politely, then by force; nothing of its process group stays."""
+    server.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(20)
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, 9)
+    server.wait()
+
+
+def offline() -> None:
+    """The other side: ``vllm.LLM`` in the engine's environment; prints the answers as JSON."""
+    from specdraft.data.regeneration.vllm import VLLMOffline
+
+    target = Target.load(NAME, dtype="float32", device="cpu")
+    options = {"enforce_eager": True, "max_num_seqs": 8, "use_tqdm_on_load": False}
+    Path(sys.argv[2]).write_text(json.dumps(answers(VLLMOffline(options), target)))
+
+
+@exit_on_user_error
+def main() -> None:
+    """Answer on both sides, compare, and say so."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine-python", type=Path, default=REPOSITORY / ".venv-parity/bin/python")
+    options = parser.parse_args()
+    if not options.engine_python.is_file():
+        raise UserError(
+            f"there is no {options.engine_python}: expected a python with vLLM, which `make parity` installs"
+        )
+    torch.set_num_threads(1)
+    target = Target.load(NAME, dtype="float32", device="cpu")
+    ours = answers(InProcess(), target)
+    theirs = {}
+    with serving(options.engine_python.parent / "vllm", target) as url:
+        theirs["vllm serve"] = answers(Server(url, concurrency=8, timeout=120), target)
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "answers.json")
+        alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(REPOSITORY)}
+        command = [str(options.engine_python), "-P", "-W", "ignore", __file__, "--offline-side", str(answer)]
+        subprocess.run(command, env=os.environ | ENVIRONMENT | alone, check=True)
+        theirs["vllm.LLM"] = json.loads(answer.read_text())
+    failed = False
+    for name, found in theirs.items():
+        equal = sum(a == b for a, b in zip(ours, found, strict=True))
+        print(f"{name}: {equal} of {len(ours)} regenerated answers are equal, {sum(map(len, ours))} tokens")
+        failed = failed or equal < len(ours)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    offline() if sys.argv[1:2] == ["--offline-side"] else main()

@@ -1,0 +1,249 @@
+"""One rank of two: trains every case in turn, and leaves what ``test_ranks.py`` compares.
+
+``ranks_worker.py OUTPUT CASE...``; rank, world and port come from the environment, as torchrun sets them. One launch
+serves all cases, because starting two processes costs more than all their steps.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer, seed_everything
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdraft.data.datamodule import DataModule
+from specdraft.data.packing import HeldRows
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.batch import Batch
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.medusa import Medusa
+from specdraft.targets import Target
+from specdraft.targets.partition import load_partitioned
+from specdraft.training import strategies
+from specdraft.training.live_acceptance import LiveAcceptance
+from specdraft.training.module import DrafterModule
+from specdraft.training.quiet import quiet
+from specdraft.training.schedule import OptimizerSettings
+from specdraft.training.weights import full_precision_drafter
+
+VOCAB, LENGTH, STEPS, GLOBAL_BATCH = 64, 32, 4, 4
+
+
+def make_model() -> LlamaForCausalLM:
+    """The random target of every case."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    return LlamaForCausalLM(config).float()
+
+
+def make_rows() -> Batch:
+    """Ten rows of which some have many tokens to learn, some few, some none: means of means would differ."""
+    count = 10
+    ids = torch.randint(3, VOCAB, (count, LENGTH), generator=torch.Generator().manual_seed(7))
+    positions = torch.arange(LENGTH).repeat(count, 1)
+    learnt = torch.tensor([28, 3, 0, 17, 9, 31, 5, 0, 22, 2])[:, None]
+    return Batch(ids, positions, torch.zeros_like(ids), positions >= LENGTH - learnt)
+
+
+class Rows(DataModule):
+    """The rows above under the sampler and the loader of every run."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__(source=SimpleNamespace(name="rows"), batch_size=batch_size)
+        self._splits = {"train": SimpleNamespace(rows=HeldRows(make_rows()), fingerprint="rows")}
+
+
+def draft(target: Target, copies: int = 2, **options: Any) -> DraftModel:
+    return DraftModel.for_target(target, copy_layers=copies, **options)
+
+
+def adapted(target: Target) -> DraftModel:
+    model = draft(target)
+    model.adapt({"r": 4, "alpha": 8})
+    return model
+
+
+FAMILIES: dict[str, Callable[[Target], Drafter]] = {
+    "eagle3": lambda target: Eagle3.for_target(target, torch.arange(0, VOCAB, 2), ttt_steps=3),
+    "eagle1": lambda target: Eagle.for_target(target, ttt_steps=2),
+    "medusa": lambda target: Medusa.for_target(target, torch.arange(VOCAB), num_heads=3),
+    "draft": draft,
+    "lora": adapted,
+    "copy": lambda target: DraftModel.for_target(
+        target, copy_layers=6
+    ),  # the target itself, so that drafts are accepted
+    "draft-checkpointed": lambda target: draft(target, activation_checkpointing=True),
+}
+
+
+@dataclass
+class Case:
+    """A way to train the same steps. ranks x accumulate batches of GLOBAL_BATCH / (ranks * accumulate) rows each."""
+
+    strategy: Callable[[], Any] = lambda: "auto"
+    ranks: int = 2
+    accumulate: int = 1
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd", "learning_rate": 0.05, "beta1": 0.0})
+    options: dict[str, Any] = field(default_factory=dict)
+    placed: bool = False  # the target's layers cut over the ranks
+    live: bool = False  # prompts of several lengths decoded while training
+    saved: bool = False  # a checkpoint left behind
+
+
+def zero(stage: int, **options: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        strategy = strategies.deepspeed(stage, **options)
+        if stage == 3:  # parameters as small as these stay whole otherwise
+            strategy.config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return strategy
+
+    return make
+
+
+ADAMW = {"name": "adamw", "learning_rate": 1e-3}
+CLIPPED = {"gradient_clip_val": 0.5}
+CASES = {
+    "one": Case(ranks=1, saved=True),
+    "accumulated": Case(ranks=1, accumulate=2),
+    "ddp": Case(lambda: "ddp"),
+    "zero1": Case(zero(1)),
+    "zero2": Case(zero(2), saved=True),
+    "zero3": Case(zero(3), saved=True),
+    "one-live": Case(ranks=1, live=True),
+    "zero2-placed": Case(zero(2), placed=True, live=True),
+    "zero2-accumulated": Case(zero(2), accumulate=2),
+    "one-clipped": Case(ranks=1, options=CLIPPED),
+    "accumulated-clipped": Case(ranks=1, accumulate=2, options=CLIPPED),
+    "ddp-clipped": Case(lambda: "ddp", options=CLIPPED),
+    "zero3-clipped": Case(zero(3), options=CLIPPED),
+    "zero2-accumulated-clipped": Case(zero(2), accumulate=2, options=CLIPPED),
+    "one-adamw": Case(ranks=1, optimizer=ADAMW),
+    "accumulated-adamw": Case(ranks=1, accumulate=2, optimizer=ADAMW),
+    "zero1-adamw": Case(zero(1), optimizer=ADAMW),
+    "zero2-adamw": Case(zero(2), optimizer=ADAMW),
+    "zero3-adamw": Case(zero(3), optimizer=ADAMW),
+    "zero2-bf16-adamw": Case(zero(2), optimizer=ADAMW, options={"precision": "bf16-mixed"}),
+}
+
+
+class Recording(DrafterModule):
+    """Keeps the loss of every optimizer step, as logged, and the drafter as it would be saved."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.losses: list[float] = []
+        self.accepted: list[float] = []
+        self.partitioned = False
+        self.initial = {name: value.detach().clone() for name, value in self.drafter.served().state_dict().items()}
+
+    def publish(self, values: dict[str, float]) -> None:
+        super().publish(values)
+        self.losses += [values["train/loss"]] if "train/loss" in values else []
+        self.accepted += [values["acceptance_length"]] if "acceptance_length" in values else []
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self.partitioned = all(parameter.shape == (0,) for parameter in self.drafter.parameters())
+
+    def on_train_end(self) -> None:
+        drafter = full_precision_drafter(self.trainer, self)
+        self.final = {name: value.detach().clone() for name, value in drafter.state_dict().items()}
+        pairs = [(self.final[name].double(), value.double()) for name, value in self.initial.items()]
+        self.moved = max((final - initial).abs().max().item() for final, initial in pairs)
+
+
+class Save(Callback):
+    """Leaves a checkpoint of the last step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def placed(directory: Path) -> Target:
+    """The same target, whose layers no rank has whole."""
+    model, tokenizer, engine = load_partitioned(
+        lambda: (LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32), None), torch.float32
+    )
+    target = Target(model, tokenizer, "random")
+    target.engine = engine
+    weights = list(model.get_decoder().layers.parameters())
+    assert all(weight.shape == (0,) for weight in weights)
+    assert sum(weight.ds_tensor.numel() for weight in weights) <= sum(weight.ds_numel for weight in weights) / 2 + 100
+    return target
+
+
+def run(family: str, name: str, target: Target, output: Path) -> Recording:
+    """Train a case."""
+    case = CASES[name]
+    seed_everything(1, verbose=False)
+    module = Recording(FAMILIES[family](target).train(), target, OptimizerSettings(warmup_steps=0, **case.optimizer))
+    options: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": case.ranks,
+        "max_steps": STEPS,
+        "log_every_n_steps": 1,
+        "limit_val_batches": 0,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+    }
+    rank = os.environ["RANK"]  # a case of one rank is trained by both, each by itself
+    mine = case.ranks == 2 or rank == "0"
+    callbacks: list[Callback] = [Save(output / f"{family}-{name}.ckpt")] if case.saved and mine else []
+    if case.live:
+        prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [12]]
+        callbacks.append(LiveAcceptance(prompts, output / f"{family}-{name}-drafter-{rank}", STEPS, 3, None, 8))
+    trainer = Trainer(
+        strategy=case.strategy(),
+        accumulate_grad_batches=case.accumulate,
+        callbacks=callbacks,
+        **(options | case.options),
+    )
+    trainer.fit(module, Rows(GLOBAL_BATCH // (case.ranks * case.accumulate)))
+    return module
+
+
+def main() -> None:
+    """Run the cases; rank 0 writes a file for each."""
+    output = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    quiet()
+    target = Target.from_model(make_model(), name="random")
+    cut = None
+    for name in sys.argv[2:]:
+        family, _, case = name.partition("/")
+        if CASES[case].placed and cut is None:
+            cut = placed(output / "target")
+            assert cut.identity == target.identity
+        module = run(family, case, cut if CASES[case].placed and cut else target, output)
+        if os.environ["RANK"] == "0":
+            result = {name: getattr(module, name) for name in ("losses", "accepted", "partitioned", "moved")}
+            torch.save(result | {"weights": module.final}, output / f"{family}-{case}.pt")
+
+
+if __name__ == "__main__":
+    main()

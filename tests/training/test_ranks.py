@@ -1,0 +1,175 @@
+"""The number of ranks, ZeRO's stage and accumulation do not change what is trained: real processes over gloo."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training import ranks_worker
+
+pytestmark = pytest.mark.slow
+
+WORKER = Path(ranks_worker.__file__)
+ALL = ("accumulated", "ddp", "zero1", "zero2", "zero3", "zero2-accumulated")
+# case: what it must equal
+SGD = {f"{family}/{case}": f"{family}/one" for family in ("eagle3", "medusa", "draft") for case in ALL}
+SGD |= {"eagle1/ddp": "eagle1/one", "lora/zero3": "lora/one"}
+CLIPPED = {
+    f"eagle3/{case}-clipped": "eagle3/one-clipped" for case in ("accumulated", "ddp", "zero3", "zero2-accumulated")
+}
+ADAMW = {f"eagle3/{case}-adamw": "eagle3/one-adamw" for case in ("accumulated", "zero1", "zero2", "zero3")}
+CHECKPOINTED = {"draft-checkpointed/zero3": "draft/one"}
+PLACED = {f"{family}/zero2-placed": f"{family}/one-live" for family in ("eagle3", "copy")}
+BF16 = {"eagle3/zero2-bf16-adamw": "eagle3/one-adamw"}
+
+
+def launch(*arguments: str) -> None:
+    """Run the worker as two ranks; what a failing one said is shown."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        environment = os.environ | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": "2",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "NODE_RANK": "0",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join([str(WORKER.parents[2]), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [sys.executable, str(WORKER), *arguments]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    try:
+        said = [process.communicate(timeout=900)[0].decode() for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(text[-3000:] for text in said)
+
+
+class Trained:
+    """What the cases left in a directory, called with a case's name."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+
+    def __call__(self, case: str) -> dict[str, Any]:
+        return torch.load(self.output / f"{case.replace('/', '-')}.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What each case left: its losses and its drafter."""
+    output = tmp_path_factory.mktemp("ranks")
+    ranks_worker.make_model().save_pretrained(output / "target")
+    cases = SGD | CLIPPED | CHECKPOINTED | ADAMW | BF16 | PLACED
+    alone = {*cases.values(), *(case for case in cases if "/accumulated" in case)}
+    launch(str(output), *sorted(alone), *(case for case in cases if case not in alone))
+    return Trained(output)
+
+
+def differences(ours, theirs) -> tuple[float, float]:
+    """Of the losses, and of the weights that training moves."""
+    assert len(ours["losses"]) == len(theirs["losses"]) == 4 and ours["weights"].keys() == theirs["weights"].keys()
+    losses = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
+    weights = max(
+        (ours["weights"][name].double() - value.double()).abs().max().item()
+        for name, value in theirs["weights"].items()
+    )
+    return losses, weights
+
+
+@pytest.mark.parametrize("case", [*SGD, *CLIPPED, *CHECKPOINTED])
+def test_sgd_gives_the_same_losses_and_the_same_drafter(trained, case):
+    one = trained((SGD | CLIPPED | CHECKPOINTED)[case])
+    losses, weights = differences(trained(case), one)
+    print(f"{case}: losses {losses:.1e}, weights {weights:.1e}")
+    assert losses < 1e-5 and weights < 1e-5
+    assert one["moved"] > 1e-3
+
+
+@pytest.mark.parametrize("case", ADAMW)
+def test_adamw_gives_the_same_within_what_its_first_steps_amplify(trained, case):
+    losses, weights = differences(trained(case), trained(ADAMW[case]))
+    print(f"{case}: losses {losses:.1e}, weights {weights:.1e}")
+    assert losses < 1e-5 and weights < 1e-3
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_a_target_cut_over_the_ranks_teaches_and_measures_the_same(trained, case):
+    """Ranks have different numbers of rows, and prompts of different lengths: neither may wait for the other."""
+    ours, one = trained(case), trained(PLACED[case])
+    losses, weights = differences(ours, one)
+    print(f"{case}: losses {losses:.1e}, weights {weights:.1e}")
+    assert losses < 1e-5 and weights < 1e-5
+    assert ours["accepted"] == one["accepted"] and len(one["accepted"]) == 1
+    assert case != "copy/zero2-placed" or one["accepted"][0] > 2
+
+
+@pytest.mark.parametrize("case", ["one", "zero2", "zero3"])
+def test_a_checkpoint_holds_nothing_of_the_target(trained, case):
+    target = [weight for weight in ranks_worker.make_model().parameters() if weight.ndim > 1]
+    weights = trained("eagle3/one")["weights"]
+    trainable = sum(value.numel() for name, value in weights.items() if name not in ("d2t", "t2d"))
+    found = list(tensors_of(trained.output / f"eagle3-{case}.ckpt"))
+    numbers = sum(tensor.numel() for tensor in found if tensor.is_floating_point())
+    assert trainable <= numbers < 3.1 * trainable
+    for weight in target:
+        first = weight.flatten()[:32]
+        assert not any(contains(tensor.flatten(), first) for tensor in found if tensor.is_floating_point())
+
+
+def tensors_of(path: Path) -> Iterator[torch.Tensor]:
+    """Every tensor in a checkpoint, a file or DeepSpeed's directory of them."""
+
+    def walk(value: Any) -> Iterator[torch.Tensor]:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from (tensor for part in value.values() for tensor in walk(part))
+        elif isinstance(value, list | tuple):
+            yield from (tensor for part in value for tensor in walk(part))
+        elif not isinstance(value, str | int | float | bool | None):
+            yield from walk(vars(value)) if hasattr(value, "__dict__") else ()
+
+    files = sorted(path.rglob("*.pt")) if path.is_dir() else [path]
+    assert files
+    for file in files:
+        yield from walk(torch.load(file, weights_only=False))  # written by this test
+
+
+def contains(tensor: torch.Tensor, run: torch.Tensor) -> bool:
+    """Whether the values of ``run`` stand in ``tensor`` one after the other."""
+    starts = (tensor == run[0]).nonzero()[:, 0].tolist()
+    return any(torch.equal(tensor[start : start + len(run)], run) for start in starts)
+
+
+def test_the_search_finds_a_target_where_there_is_one(tmp_path):
+    weight = ranks_worker.make_model().lm_head.weight
+    torch.save({"flat": [torch.cat([torch.zeros(5), weight.detach().flatten()])]}, tmp_path / "x.pt")
+    (tensor,) = tensors_of(tmp_path)
+    assert contains(tensor, weight.flatten()[:32])
+
+
+def test_mixed_precision_keeps_masters_in_fp32(trained):
+    (case,) = BF16
+    result = trained(case)
+    losses, _ = differences(result, trained(BF16[case]))
+    assert losses < 0.05
+    moved = result["weights"]["midlayer.mlp.up_proj.weight"]
+    assert moved.dtype == torch.float32 and not torch.equal(moved, moved.bfloat16().float())
+
+
+def test_zero3_really_cuts_the_parameters(trained):
+    assert all(trained(f"{family}/zero3")["partitioned"] for family in ("eagle3", "medusa", "draft", "lora"))
+    assert not trained("eagle3/zero2")["partitioned"]
