@@ -167,6 +167,28 @@ class Payload:
         return os.mkdir, (str(self.folder),)
 
 
+def test_a_file_of_ones_own_goes_from_regeneration_to_an_export(train, arguments, tmp_path):
+    """Conversations of two turns in a file: the target answers both, and a head that learnt from it is exported."""
+    turns = [
+        [{"role": "user", "content": f"add {i}"}, {"role": "assistant", "content": "no"}]
+        + [{"role": "user", "content": f"return {i}"}, {"role": "assistant", "content": "never"}]
+        for i in range(60)
+    ]
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
+    replaced = ("+data.source.root", "data.regenerate")
+    kept = [argument for argument in arguments if not argument.startswith(replaced)]
+    options = ["data.max_new_tokens=8", "data.limit=12", "data.validation_limit=2", "model.draft_vocab_size=100"]
+    status, out, err = train(*kept, "data=messages", f"data.path={mine}", *options)
+    assert status == 0, err
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "cache").rglob("manifest-*.json")]
+    shards = [shard for manifest in manifests for shard in manifest["shards"]]
+    assert sorted(shard["conversations"] for shard in shards) == [2, 12]
+    assert sum(shard["turns"] for shard in shards) == 28
+    exported = tmp_path / "family" / "run" / "export-vllm"
+    assert str(exported) in out and (exported / "model.safetensors").is_file()
+
+
 def test_a_checkpoint_that_would_run_code_is_not_resumed(train, arguments, tmp_path):
     torch.save({"state_dict": Payload(tmp_path / "ran")}, tmp_path / "foreign.ckpt")
     status, _, err = train(*arguments, f"resume={tmp_path / 'foreign.ckpt'}")

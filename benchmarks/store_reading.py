@@ -1,12 +1,11 @@
-"""Reading hidden states from a store against reading its files: ``python benchmarks/store.py``.
+"""Reading hidden states from a store beside reading its files, in every dtype.
 
-The embedded target reads rows of real Python; its hidden states are written in every dtype. Then, in turns, the shards
-are read as plain files from front to back, and rows are read by the store in random order, as training reads them.
-Rates are bytes on disk per second. Cold: the files' pages were dropped from the page cache before. First touch: cold,
-and every shard's checksum is verified on the way, which happens once in a run.
+The embedded target reads rows of real Python, and its hidden states are written. Then, in turns, the shards are read as
+plain files from front to back, and rows are read by the store in random order, as training reads them. Rates are bytes
+on disk per second. Cold: the files' pages were dropped from the page cache before. First touch: cold, and every shard's
+checksum is verified on the way, which happens once in a run.
 """
 
-import argparse
 import copy
 import itertools
 import os
@@ -21,17 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common import alternate, median_ratio, print_table, write_result
+from common import alternate, median_ratio, print_table
 from specdraft.data import stdlib
 from specdraft.data.chat import Example
 from specdraft.data.packing import pack
 from specdraft.data.store import Store, StoreWriter, describe
 from specdraft.data.store.encoding import DTYPES
 from specdraft.drafters.batch import Batch
-from specdraft.errors import exit_on_user_error
 from specdraft.targets import Features, Target
 
 SPLIT = "train"
+_DISTINCT = 32  # rows that the target reads; the others repeat them
+_BATCH = 4  # rows read at a time
+_SHARD = 32 * 2**20
 
 
 def rows_of_python(target: Target, count: int, length: int) -> Batch:
@@ -111,40 +112,26 @@ def measure(path: Path, dtype: torch.dtype, batch_size: int, rounds: int) -> dic
     )
 
 
-@exit_on_user_error
-def main() -> None:
-    """Parse options, write, read in turns, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=256, help="rows in the store (default 256)")
-    parser.add_argument("--distinct", type=int, default=32, help="rows that the target reads; the others repeat them")
-    parser.add_argument("--row-length", type=int, default=512)
-    parser.add_argument("--batch-size", type=int, default=4, help="rows read at a time (default 4)")
-    parser.add_argument("--shard-mb", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-
-    target = Target.load("embedded://tiny", dtype="bfloat16", device="cpu")
+def compare_dtypes(target: Target, count: int, rounds: int, length: int = 512) -> dict[str, Any]:
+    """Write and read ``count`` rows in every dtype, print a table and return the figures."""
     layers = target.default_layers()
-    distinct = rows_of_python(target, arguments.distinct, arguments.row_length)
+    distinct = rows_of_python(target, _DISTINCT, length)
     with torch.inference_mode():
         known = [
             target.features(distinct.input_ids[i : i + 1], distinct.position_ids[i : i + 1], layers)
-            for i in range(arguments.distinct)
+            for i in range(_DISTINCT)
         ]
-    repeats = -(-arguments.rows // arguments.distinct)
-    rows = Batch(*(value.repeat(repeats, 1)[: arguments.rows] for value in vars(distinct).values()))
-
+    repeats = -(-count // _DISTINCT)
+    rows = Batch(*(value.repeat(repeats, 1)[:count] for value in vars(distinct).values()))
     results: dict[str, Any] = {}
     table: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory(dir=".") as folder:
         for name in DTYPES:
             path = Path(folder) / name
-            contents = describe(
-                target, layers, True, name, {SPLIT: rows}, {}, {SPLIT: {}}, shard_bytes=arguments.shard_mb * 2**20
-            )
+            contents = describe(target, layers, True, name, {SPLIT: rows}, {}, {SPLIT: {}}, shard_bytes=_SHARD)
             writer = StoreWriter(path, contents, {SPLIT: rows})
             writing = timed(partial(writer.write, Replay(known), 1), contents.bytes())
-            rates = measure(path, target.dtype, arguments.batch_size, arguments.rounds)
+            rates = measure(path, target.dtype, _BATCH, rounds)
             errors = Store(path).relative_error
             per_token = contents.bytes() / rows.input_ids.numel()
             ratio = {kind: median_ratio(rates[f"store, {kind}"], rates[f"file, {kind}"]) for kind in ("cold", "warm")}
@@ -160,12 +147,6 @@ def main() -> None:
             shown = {"bytes/token": f"{per_token:.0f}", **{what: f"{error:.2g}" for what, error in errors.items()}}
             shown |= medians | {"store / file, cold": f"{ratio['cold']:.2f}x", "warm": f"{ratio['warm']:.2f}x"}
             table[name] = shown
-
     header = ["MB/s; relative error of aux and last", *next(iter(table.values()))]
     print_table(header, [[name, *row.values()] for name, row in table.items()])
-    settings = {**vars(arguments), "target": "embedded://tiny", "layers": list(layers)}
-    print(f"\nwritten to {write_result('store', settings, results)}")
-
-
-if __name__ == "__main__":
-    main()
+    return results
