@@ -169,13 +169,12 @@ class Payload:
 
 def test_a_file_of_ones_own_goes_from_regeneration_to_an_export(train, arguments, tmp_path):
     """Conversations of two turns in a file: the target answers both, and a head that learnt from it is exported."""
-    turns = [
-        [{"role": "user", "content": f"add {i}"}, {"role": "assistant", "content": "no"}]
-        + [{"role": "user", "content": f"return {i}"}, {"role": "assistant", "content": "never"}]
-        for i in range(60)
-    ]
+    rows = []
+    for i in range(60):
+        said = (("user", f"add {i}"), ("assistant", "no"), ("user", f"return {i}"), ("assistant", "never"))
+        rows.append({"messages": [{"role": role, "content": content} for role, content in said]})
     mine = tmp_path / "mine.jsonl"
-    mine.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
+    mine.write_text("".join(json.dumps(row) + "\n" for row in rows))
     replaced = ("+data.source.root", "data.regenerate")
     kept = [argument for argument in arguments if not argument.startswith(replaced)]
     options = ["data.max_new_tokens=8", "data.limit=12", "data.validation_limit=2", "model.draft_vocab_size=100"]

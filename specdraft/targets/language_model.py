@@ -193,11 +193,12 @@ class LanguageModel:
         for k in layers:
 
             def capture(_module: nn.Module, _inputs: Any, output: Any, k: int = k) -> None:
-                captured[k] = output if isinstance(output, Tensor) else output[0]
+                # A target that is spread over devices leaves its layers' outputs where the layers are.
+                captured[k] = (output if isinstance(output, Tensor) else output[0]).to(self.device)
 
             handles.append(self.decoder.layers[k - 1].register_forward_hook(capture))
         try:
-            last = self.decoder(**inputs).last_hidden_state
+            last = self.decoder(**inputs).last_hidden_state.to(self.device)
         finally:
             for handle in handles:
                 handle.remove()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
@@ -30,9 +31,15 @@ def location(name: str) -> str:
 
 
 def load(
-    name: str, revision: str | None, dtype: str, attention: str, trust_remote_code: bool, what: str = "target"
+    name: str,
+    revision: str | None,
+    dtype: str,
+    attention: str,
+    trust_remote_code: bool,
+    what: str = "target",
+    device_map: dict[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """The causal LM, which errors call the ``what``, and its tokenizer.
+    """The causal LM, which errors call the ``what``, and its tokenizer. ``device_map`` goes to ``from_pretrained``.
 
     Raises UserError if the hub, the files or the architecture are missing.
     """
@@ -43,7 +50,13 @@ def load(
     try:
         check_files(where, revision)
         model, report = AutoModelForCausalLM.from_pretrained(
-            where, dtype=dtype, attn_implementation=attention, output_loading_info=True, use_safetensors=True, **common
+            where,
+            dtype=dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+            use_safetensors=True,
+            device_map=device_map,
+            **common,
         )
         tokenizer = AutoTokenizer.from_pretrained(where, **common)
     except UserError:
@@ -117,8 +130,10 @@ def weights_hash(model: nn.Module) -> str:
     Every weight, because a fine-tuned target (merged LoRA, say) may keep head, norms and embedding.
     """
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
-        with gathered([weight]):
-            start = weight.detach().flatten()[:64].to("cpu", torch.bfloat16)
+    for name, _ in sorted(model.named_parameters()):
+        path, _, own = name.rpartition(".")
+        module = model.get_submodule(path)
+        with gathered([module.get_parameter(own)]), align_module_device(module):
+            start = module.get_parameter(own).detach().flatten()[:64].to("cpu", torch.bfloat16)
         digest.update(name.encode() + start.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The frozen target: a ``LanguageModel`` that nobody trains, with its tokenizer and its identity."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +13,9 @@ from specdraft.errors import UserError
 from specdraft.targets import loading
 from specdraft.targets.language_model import LanguageModel
 from specdraft.targets.partition import load_partitioned
+from specdraft.targets.spread import Place, device_map
 
-PLACEMENTS = ("replicated", "zero3")
+PLACEMENTS = ("replicated", "zero3", "device_map")
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,13 @@ class Target(LanguageModel):
         attn_implementation: str = "sdpa",
         trust_remote_code: bool = False,
         placement: str = "replicated",
+        max_memory: Mapping[Place, int | str] | None = None,
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
 
-        ``placement``: replicated is whole on every rank; zero3 cuts the layers over the ranks. Raises UserError if it
-        cannot be found, does not load, or is not supported.
+        ``placement``: replicated is whole on every rank; zero3 cuts the layers over the ranks; device_map puts them on
+        all devices that a single process sees, within ``max_memory`` (see ``spread.device_map``). Raises UserError if
+        it cannot be found, does not load, or is not supported.
         """
         if placement not in PLACEMENTS:
             raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
@@ -67,6 +70,9 @@ class Target(LanguageModel):
             target = cls(model, tokenizer, name, revision)
             target.engine = engine
             return target
+        if placement == "device_map":
+            places = device_map(name, revision, dtype, trust_remote_code, max_memory)
+            return cls(*load(device_map=places), name, revision)
         model, tokenizer = load()
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -96,8 +102,8 @@ class Target(LanguageModel):
         return frozenset([ids] if isinstance(ids, int) else ids or ())
 
     def to(self, device: torch.device | str) -> "Target":
-        """Move the weights; those that are cut over the ranks lie where they are used."""
-        if self.engine is None:
+        """Move the weights; those that are cut over the ranks, or spread over devices, lie where they are used."""
+        if self.engine is None and not hasattr(self.model, "hf_device_map"):
             self.model.to(device)
         return self
 

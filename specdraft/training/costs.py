@@ -86,9 +86,14 @@ def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabular
     return 4.0 * (target + draft + sum(projections.values()))
 
 
-def target_weight_bytes(sizes: Sizes, element: int, devices: int, partitioned: bool) -> float:
-    """Bytes of the target's weights on a device: all; or, its layers cut over the devices, all else, a part of the
-    layers, and two of them whole: the one that computes and the one that is fetched."""
-    if not partitioned:
-        return float(sizes.total * element)
-    return float(element * (sizes.total - sizes.layers + sizes.layers / devices + 2 * sizes.largest))
+def target_weight_bytes(sizes: Sizes, element: int, devices: int, placement: str) -> float:
+    """Bytes of the target's weights that a device must hold.
+
+    All of them; or, its layers cut over the devices, all else, a part of the layers, and two of them whole: the one
+    that computes and the one that is fetched; or, its layers spread over other places, all else and the layer at work.
+    """
+    if placement == "device_map":
+        return float(element * (sizes.total - sizes.layers + sizes.largest))
+    if placement == "zero3" and devices > 1:
+        return float(element * (sizes.total - sizes.layers + sizes.layers / devices + 2 * sizes.largest))
+    return float(sizes.total * element)

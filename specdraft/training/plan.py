@@ -148,7 +148,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         gpu=planning.gpu,
         devices=devices,
         memory={
-            "target weights": costs.target_weight_bytes(sizes, target_element, devices, partitioned),
+            "target weights": costs.target_weight_bytes(sizes, target_element, devices, placement),
             "drafter weights": state["weights"],
             "drafter gradients": state["gradients"],
             "optimizer states": state["optimizer"],

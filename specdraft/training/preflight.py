@@ -29,7 +29,13 @@ def check_settings(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(f"{key} is {value}: expected a whole number of at least {least}, {meaning}")
-    if OmegaConf.select(config, "target.placement") == "zero3" and config.evaluate:
+    placement = OmegaConf.select(config, "target.placement")
+    if placement == "device_map" and world_size(config.trainer) > 1:
+        raise UserError(
+            "a target with placement=device_map takes all devices for one process, and trainer.devices="
+            f"{config.trainer.devices} asks for more: set trainer.devices=1, or choose placement=zero3 or replicated"
+        )
+    if placement == "zero3" and config.evaluate:
         raise UserError(
             "evaluate=true decodes on one rank, and a target with placement=zero3 needs all of them for every pass: "
             "expected evaluate=false; evaluate.py measures the drafter afterwards"

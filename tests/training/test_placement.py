@@ -31,7 +31,7 @@ def test_unknown_placements_and_missing_ranks_are_one_sentence(monkeypatch):
 def test_a_cut_target_neither_evaluates_nor_regenerates(target, monkeypatch):
     config = OmegaConf.load(CONF / "train.yaml")
     settings = {
-        "trainer": {"max_steps": 1, "accumulate_grad_batches": 1},
+        "trainer": {"max_steps": 1, "accumulate_grad_batches": 1, "accelerator": "cpu", "devices": 2, "num_nodes": 1},
         "live": config.live,
         "checkpoint": config.checkpoint,
         "target": {"placement": "zero3"},
@@ -40,6 +40,9 @@ def test_a_cut_target_neither_evaluates_nor_regenerates(target, monkeypatch):
     with pytest.raises(UserError, match="expected evaluate=false"):
         check_settings(OmegaConf.create(settings))
     check_settings(OmegaConf.create(settings | {"evaluate": False}))
+    spread = settings | {"target": {"placement": "device_map"}}
+    with pytest.raises(UserError, match=r"trainer.devices=2 asks for more: set trainer.devices=1"):
+        check_settings(OmegaConf.create(spread))
     monkeypatch.setattr(target, "engine", object())
     with pytest.raises(UserError, match="placement=zero3 does not regenerate"):
         list(InProcess().answers(target, [Request([5, 6], (), (), 0.0, 0)], RegenerationSettings(max_new_tokens=4)))
