@@ -10,7 +10,7 @@ Layer k means "the hidden state after k decoder layers", transformers' ``hidden_
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,10 @@ class Features(NamedTuple):
 
     aux: Tensor
     last: Tensor
+
+
+Capture = Callable[[Tensor, Tensor], Features]
+"""Input ids and position ids ``[B, T]`` of packed rows to features."""
 
 
 def _decoder(model: Any) -> Any:

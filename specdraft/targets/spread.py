@@ -30,16 +30,21 @@ def device_map(
     dtype: str,
     trust_remote_code: bool,
     max_memory: Mapping[Place, int | str] | None,
+    layers_on_devices: bool = True,
 ) -> dict[str, Place]:
     """Where ``from_pretrained`` puts each module of the target ``name``.
 
-    ``max_memory`` is in bytes or like "40GiB", by place; None takes what is free, of the first GPU half. Raises
-    UserError where the first device has no room for embedding and head.
+    ``max_memory`` is in bytes or like "40GiB", by place; None takes what is free, of the first GPU half, or with
+    ``layers_on_devices`` False nothing for the layers, which then stay on disk. Raises UserError where the first device
+    has no room for embedding and head.
     """
     config = AutoConfig.from_pretrained(location(name), revision=revision, trust_remote_code=trust_remote_code)
     with init_empty_weights():
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     skeleton.to(checkpoint_dtype(name, revision, dtype, trust_remote_code)).tie_weights()
+    if max_memory is None and not layers_on_devices:
+        first: Place = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+        return spread(skeleton, {first: _outside(skeleton)})
     rooms: dict[Place, int] = get_max_memory(None if max_memory is None else dict(max_memory))
     if max_memory is None and torch.cuda.is_available():
         rooms[0] = int(rooms[0] * _SHARE_OF_THE_FIRST)
@@ -54,11 +59,10 @@ def spread(model: Any, rooms: Mapping[Place, int]) -> dict[str, Place]:
     layers = model.get_decoder().layers
     order = iter(rooms)
     place = next(order)
-    outside = _bytes(model) - _bytes(layers)
-    left = rooms[place] - outside
+    left = rooms[place] - _outside(model)
     if left < 0:
         raise UserError(
-            f"embedding and head of the target take {outside / 1e9:.2g} GB, and {place} has room for "
+            f"embedding and head of the target take {_outside(model) / 1e9:.2g} GB, and {place} has room for "
             f"{rooms[place] / 1e9:.2g} GB: raise target.max_memory, or choose target.placement=zero3"
         )
     places = dict.fromkeys(_around(model, layers, ""), place)
@@ -79,6 +83,11 @@ def _around(module: nn.Module, layers: nn.Module, prefix: str) -> Iterator[str]:
             yield prefix + name
         elif child is not layers:
             yield from _around(child, layers, f"{prefix}{name}.")
+
+
+def _outside(model: Any) -> int:
+    """Bytes of all that is no layer."""
+    return _bytes(model) - _bytes(model.get_decoder().layers)
 
 
 def _bytes(module: nn.Module) -> int:

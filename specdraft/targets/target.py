@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from specdraft.errors import UserError
 from specdraft.targets import loading
-from specdraft.targets.language_model import LanguageModel
+from specdraft.targets.language_model import Capture, Features, LanguageModel
 from specdraft.targets.partition import load_partitioned
+from specdraft.targets.server import Server
 from specdraft.targets.spread import Place, device_map
 
-PLACEMENTS = ("replicated", "zero3", "device_map")
+PLACEMENTS = ("replicated", "zero3", "device_map", "remote")
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,19 @@ class TargetIdentity:
 class Target(LanguageModel):
     """A frozen causal LM. Not an ``nn.Module``, so that no optimizer, checkpoint or engine ever takes it in.
 
-    ``engine`` runs its layers where they are cut over the ranks: every pass then needs all of them.
+    ``engine`` runs its layers where they are cut over the ranks: every pass then needs all of them. ``server`` reads
+    packed rows in place of the layers that are here.
     """
 
     engine: Any = None
+    server: Server | None = None
 
     def __init__(self, model: Any, tokenizer: Any, name: str, revision: str | None = None) -> None:
         """Wrap a loaded model. Raises UserError for an architecture whose features cannot be trusted."""
         super().__init__(model.eval().requires_grad_(False))
         self.tokenizer = tokenizer
+        self._connections = ExitStack()  # open as long as the target is there
+        self._remote: dict[tuple[int, ...], Capture] = {}  # by auxiliary layers
         self.identity = TargetIdentity(name, revision, loading.config_hash(self.config), loading.weights_hash(model))
         self.check_logits()
 
@@ -54,12 +60,14 @@ class Target(LanguageModel):
         trust_remote_code: bool = False,
         placement: str = "replicated",
         max_memory: Mapping[Place, int | str] | None = None,
+        url: str | None = None,
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
 
         ``placement``: replicated is whole on every rank; zero3 cuts the layers over the ranks; device_map puts them on
-        all devices that a single process sees, within ``max_memory`` (see ``spread.device_map``). Raises UserError if
-        it cannot be found, does not load, or is not supported.
+        all devices that a single process sees, within ``max_memory`` (see ``spread.device_map``); remote leaves the
+        reading of rows to a vLLM at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
+        Raises UserError if it cannot be found, does not load, or is not supported.
         """
         if placement not in PLACEMENTS:
             raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
@@ -70,9 +78,17 @@ class Target(LanguageModel):
             target = cls(model, tokenizer, name, revision)
             target.engine = engine
             return target
-        if placement == "device_map":
-            places = device_map(name, revision, dtype, trust_remote_code, max_memory)
-            return cls(*load(device_map=places), name, revision)
+        if (placement == "remote") != (url is not None):
+            raise UserError(
+                f"target.placement is {placement} and target.url {url}: expected the address of a vLLM server, such as "
+                "http://localhost:8000, with remote and none with the others"
+            )
+        if placement in ("device_map", "remote"):
+            here = placement == "device_map"
+            places = device_map(name, revision, dtype, trust_remote_code, max_memory, layers_on_devices=here)
+            target = cls(*load(device_map=places), name, revision)
+            target.server = None if url is None else Server(url)
+            return target
         model, tokenizer = load()
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,6 +102,15 @@ class Target(LanguageModel):
     def from_model(cls, model: Any, tokenizer: Any = None, name: str = "in-memory") -> "Target":
         """Wrap a model that is already in memory."""
         return cls(model, tokenizer, name)
+
+    def features(self, input_ids: Tensor, position_ids: Tensor, layers: Sequence[int] = ()) -> Features:
+        """As ``LanguageModel.features``, by the server if there is one. Raises UserError for what it does wrong."""
+        if self.server is None:
+            return super().features(input_ids, position_ids, layers)
+        key = tuple(layers)
+        if key not in self._remote:
+            self._remote[key] = self._connections.enter_context(self.server.open(self, key, self.max_length))
+        return self._remote[key](input_ids, position_ids)
 
     @property
     def embedding_weight(self) -> Tensor:

@@ -90,9 +90,9 @@ def target_weight_bytes(sizes: Sizes, element: int, devices: int, placement: str
     """Bytes of the target's weights that a device must hold.
 
     All of them; or, its layers cut over the devices, all else, a part of the layers, and two of them whole: the one
-    that computes and the one that is fetched; or, its layers spread over other places, all else and the layer at work.
+    that computes and the one that is fetched; or, its layers in other places, all else and the layer at work.
     """
-    if placement == "device_map":
+    if placement in ("device_map", "remote"):
         return float(element * (sizes.total - sizes.layers + sizes.largest))
     if placement == "zero3" and devices > 1:
         return float(element * (sizes.total - sizes.layers + sizes.layers / devices + 2 * sizes.largest))

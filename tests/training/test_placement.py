@@ -21,7 +21,9 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 def test_unknown_placements_and_missing_ranks_are_one_sentence(monkeypatch):
-    with pytest.raises(UserError, match=r"target.placement is 'zero4': expected one of replicated, zero3"):
+    with pytest.raises(
+        UserError, match=r"target.placement is 'zero4': expected one of replicated, zero3, device_map, remote"
+    ):
         Target.load("embedded://tiny", placement="zero4")
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(UserError, match=r"RANK is not set: .* start them with torchrun"):

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -40,10 +40,7 @@ from specdraft.data.store.encoding import encode, squared_error
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, make_directory
-from specdraft.targets import Features
-
-Capture = Callable[[Tensor, Tensor], Features]
-"""Input ids and position ids ``[B, T]`` to features."""
+from specdraft.targets import Capture
 
 
 class StoreWriter:

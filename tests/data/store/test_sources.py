@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from specdraft.data.store import Store
 from specdraft.data.store.sources import VLLM, InProcess, Server
+from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from tests.data.store.conftest import LAYERS, Making
@@ -244,3 +245,24 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def test_a_remote_target_reads_as_this_process_does(making, engine, tmp_path):
+    making.target.model.save_pretrained(tmp_path / "target")
+    train_tokenizer(["def add(a, b):\n    return a + b\n"] * 3, 300, 128).save_pretrained(tmp_path / "target")
+    options = {"dtype": "float32", "placement": "remote"}
+    with pytest.raises(UserError, match=r"target.placement is remote and target.url None: expected the address"):
+        Target.load(str(tmp_path / "target"), **options)
+    remote = Target.load(str(tmp_path / "target"), **options, url=engine.url)
+    assert all(weight.is_meta for weight in remote.decoder.layers.parameters())
+    assert remote.identity.weights_hash == making.target.identity.weights_hash
+    rows = making.rows["train"]
+    with torch.inference_mode():
+        found = remote.features(rows.input_ids[:2], rows.position_ids[:2], LAYERS)
+        expected = making.features(rows.input_ids[:2], rows.position_ids[:2])
+        documents = len(engine.asked)
+        remote.features(rows.input_ids[:2], rows.position_ids[:2], LAYERS)
+    torch.testing.assert_close(found.aux, expected.aux)
+    torch.testing.assert_close(found.last, expected.last)
+    # The text that is compared first is asked for twice, and once only.
+    assert len(engine.asked) - documents == documents - 2 > 2

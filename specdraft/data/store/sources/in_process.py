@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from specdraft.data.store.sources.source import FeatureSource
-from specdraft.data.store.writer import Capture
-from specdraft.targets import Features, Target
+from specdraft.targets import Capture, Features, Target
 
 
 class InProcess(FeatureSource):

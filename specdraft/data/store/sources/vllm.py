@@ -17,12 +17,11 @@ from pathlib import Path
 import httpx
 import torch
 
-from specdraft.data.store.sources.server import Server, extracted
 from specdraft.data.store.sources.source import FeatureSource
-from specdraft.data.store.writer import Capture
 from specdraft.errors import UserError
-from specdraft.targets import Target
+from specdraft.targets import Capture, Target
 from specdraft.targets.loading import location
+from specdraft.targets.server import Server, extracted
 
 _CONNECTOR = Path(__file__).parent / "connector"
 _PR_SET_PDEATHSIG = 1

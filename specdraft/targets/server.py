@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import httpx
 import torch
@@ -23,10 +23,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specdraft.data.store.sources.source import FeatureSource
-from specdraft.data.store.writer import Capture
 from specdraft.errors import UserError
-from specdraft.targets import Features, Target
+from specdraft.targets.language_model import Capture, Features, LanguageModel
+
+if TYPE_CHECKING:
+    from specdraft.targets.target import Target
 
 _PROBE = 32  # tokens
 # Of two engines' hidden states of a token, relative to its norm; neighbouring layers differ by a tenth and more.
@@ -34,12 +35,12 @@ _SAME_FP32, _SAME = 1e-3, 5e-2
 _PASSING = {408, 429, 500, 502, 503, 504}  # HTTP statuses that another attempt may mend
 
 
-def extracted(target: Target, layers: Sequence[int]) -> list[int]:
+def extracted(target: "Target", layers: Sequence[int]) -> list[int]:
     """The layers that vLLM has to extract, ascending: the drafter's, and the last one."""
     return [*layers, target.num_layers]
 
 
-class Server(FeatureSource):
+class Server:
     """A server that somebody started; docs/store.md says how. Its files lie on a disk that this process sees."""
 
     def __init__(
@@ -58,7 +59,7 @@ class Server(FeatureSource):
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
 
     @contextmanager
-    def open(self, target: Target, layers: Sequence[int], row_length: int) -> Iterator[Capture]:
+    def open(self, target: "Target", layers: Sequence[int], row_length: int) -> Iterator[Capture]:
         """Connect. Raises UserError unless the server gives the hidden states that the target gives here."""
         limits = httpx.Limits(max_connections=self.concurrency)
         pool = ThreadPoolExecutor(self.concurrency)
@@ -75,7 +76,7 @@ class Connection:
     """A conversation with a server about the hidden states of one target."""
 
     def __init__(
-        self, server: Server, http: httpx.Client, pool: ThreadPoolExecutor, target: Target, layers: Sequence[int]
+        self, server: Server, http: httpx.Client, pool: ThreadPoolExecutor, target: "Target", layers: Sequence[int]
     ) -> None:
         """Ask for the model's name. Raises UserError if nobody answers."""
         self.server, self.http, self.pool = server, http, pool
@@ -98,7 +99,8 @@ class Connection:
         dtype = self._states(ids[0].tolist()).dtype
         theirs = self.features(ids, positions)
         device = self.target.device
-        ours = self.target.features(ids.to(device), positions.to(device), self.layers)
+        # By the weights that are here, whoever reads the rest of the data.
+        ours = LanguageModel.features(self.target, ids.to(device), positions.to(device), self.layers)
         same = _SAME_FP32 if dtype == self.target.dtype == torch.float32 else _SAME
         names = [f"layer {layer}" for layer in self.layers] + ["the last layer"]
         pairs = [torch.cat([f.aux, f.last], -1).unflatten(-1, (len(names), -1))[0].float() for f in (theirs, ours)]
