@@ -56,6 +56,7 @@ def trained(workplace) -> Path:
         "live.prompts=2",
         "live.max_new_tokens=12",
         "evaluation.limit=2",
+        "evaluation.cost_model=null",
         "decoding.max_new_tokens=12",
         "compare=[]",
     )

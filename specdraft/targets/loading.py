@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import align_module_device
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
@@ -124,6 +125,18 @@ def config_hash(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+@contextmanager
+def _at_hand(module: nn.Module) -> Iterator[None]:
+    """While it lasts, the module's own weights are there, also those that ``spread.py`` left on disk."""
+    if not hasattr(module, "_hf_hook"):
+        yield
+        return
+    from accelerate.utils import align_module_device
+
+    with align_module_device(module):
+        yield
+
+
 def weights_hash(model: nn.Module) -> str:
     """A fingerprint of the first values of every weight, alike in every loading dtype.
 
@@ -133,7 +146,7 @@ def weights_hash(model: nn.Module) -> str:
     for name, _ in sorted(model.named_parameters()):
         path, _, own = name.rpartition(".")
         module = model.get_submodule(path)
-        with gathered([module.get_parameter(own)]), align_module_device(module):
+        with gathered([module.get_parameter(own)]), _at_hand(module):
             start = module.get_parameter(own).detach().flatten()[:64].to("cpu", torch.bfloat16)
         digest.update(name.encode() + start.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

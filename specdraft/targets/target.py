@@ -15,7 +15,6 @@ from specdraft.targets import loading
 from specdraft.targets.language_model import Capture, Features, LanguageModel
 from specdraft.targets.partition import load_partitioned
 from specdraft.targets.server import Server
-from specdraft.targets.spread import Place, device_map
 
 PLACEMENTS = ("replicated", "zero3", "device_map", "remote")
 
@@ -59,7 +58,7 @@ class Target(LanguageModel):
         attn_implementation: str = "sdpa",
         trust_remote_code: bool = False,
         placement: str = "replicated",
-        max_memory: Mapping[Place, int | str] | None = None,
+        max_memory: Mapping[int | str, int | str] | None = None,
         url: str | None = None,
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
@@ -84,6 +83,8 @@ class Target(LanguageModel):
                 "http://localhost:8000, with remote and none with the others"
             )
         if placement in ("device_map", "remote"):
+            from specdraft.targets.spread import device_map  # engines' environments do without accelerate
+
             here = placement == "device_map"
             places = device_map(name, revision, dtype, trust_remote_code, max_memory, layers_on_devices=here)
             target = cls(*load(device_map=places), name, revision)

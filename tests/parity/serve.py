@@ -63,12 +63,14 @@ def answers(engine: Engine, target: Target) -> list[Ids]:
 
 
 @contextmanager
-def serving(vllm: Path, target: Target) -> Iterator[str]:
+def serving(python: Path, target: Target) -> Iterator[str]:
     """The address of a server that answers, and is gone afterwards. Raises UserError if it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(vllm), "serve", location(NAME), "--host", "127.0.0.1", "--port", str(port)]
+    # What `vllm serve` runs; the CPU build's own command asks for a package named vllm, which it is not.
+    command = [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", location(NAME)]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(target.max_length)]
     command += ["--max-num-seqs", "8", "--served-model-name", "tiny"]
     url = f"http://127.0.0.1:{port}"
@@ -130,7 +132,7 @@ def main() -> None:
     target = Target.load(NAME, dtype="float32", device="cpu")
     ours = answers(InProcess(), target)
     theirs = {}
-    with serving(options.engine_python.parent / "vllm", target) as url:
+    with serving(options.engine_python, target) as url:
         theirs["vllm serve"] = answers(Server(url, concurrency=8, timeout=120), target)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answers.json")
