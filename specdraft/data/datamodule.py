@@ -3,32 +3,26 @@
 R = rows, T = tokens in a row, V = target vocabulary.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tokenizers
-import transformers
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
-from specdraft.data.chat import Example, opening_ids
-from specdraft.data.examples import Examples, Flat, Notes, in_chunks, prepared
+from specdraft.data.chat import opening_ids
 from specdraft.data.overlap import Benchmark
-from specdraft.data.packing import HeldRows, PackedRows, PackingReport, Rows, pack_flat
-from specdraft.data.regeneration import Engine, RegenerationSettings, default_cache_dir, regenerated_examples
+from specdraft.data.packing import HeldRows, PackingReport, Rows
+from specdraft.data.preparation import BESIDES, Preparation, Split
+from specdraft.data.regeneration import Engine, RegenerationSettings, default_cache_dir
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.sampler import ResumableSampler
-from specdraft.data.source import Conversation, Selection, Source
+from specdraft.data.source import Source
 from specdraft.data.store import Store, StoredRows
-from specdraft.data.store.contents import tokenizer_hash
-from specdraft.data.tokenise import CHUNK, accepted, available_cores, tokenised
+from specdraft.data.tokenise import available_cores
 from specdraft.data.vocabulary import build_draft_vocabulary, count_supervised, coverage
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
@@ -36,24 +30,6 @@ from specdraft.errors import UserError
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
     from specdraft.targets import Target
-
-
-@dataclass(frozen=True)
-class _Split:
-    rows: Rows
-    counts: Tensor  # [V] supervised tokens by id
-    report: PackingReport
-    fingerprint: str  # of all rows
-    overlapping: int  # conversations that hold what the benchmark asks
-    left_out: int  # conversations whose prompt leaves no room for an answer
-    shortened: int  # conversations that a later turn without room ended
-    unfinished: int  # regenerated responses that max_new_tokens cut
-    unsafe: int  # conversations without a safe loss mask
-
-
-# What a split counts beside what packing reports, and what tells its rows from others.
-_COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "unsafe")
-_BESIDES = ("fingerprint", *_COUNTS)
 
 
 class DataModule(LightningDataModule):
@@ -95,23 +71,23 @@ class DataModule(LightningDataModule):
             )
         if num_proc is not None and num_proc < 1:
             raise UserError(f"data.num_proc is {num_proc}: expected a positive number of processes, or null")
-        self.source = source
-        self.sequence_length = sequence_length
-        self.batch_size = batch_size
-        self.limits = {"train": limit, "validation": validation_limit}
-        self.regenerate = regenerate
-        self.generation = RegenerationSettings(
-            tuple(float(t) for t in temperatures), max_new_tokens, generation_batch_size, seed
+        self.preparation = Preparation(
+            source,
+            {"train": limit, "validation": validation_limit},
+            sequence_length,
+            regenerate,
+            RegenerationSettings(tuple(float(t) for t in temperatures), max_new_tokens, generation_batch_size, seed),
+            Path(cache_dir).expanduser() if cache_dir else default_cache_dir(),
+            num_proc or min(8, available_cores()),
+            Benchmark(benchmark),
         )
-        self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
-        self.num_proc = num_proc or min(8, available_cores())
+        self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed
         self.store_path = Path(store).expanduser() if store else None
         self._store: Store | None = None
-        self.benchmark = Benchmark(benchmark)
         self._target: Target | None = None
-        self._splits: dict[str, _Split] = {}
+        self._splits: dict[str, Split] = {}
         self._sampler: ResumableSampler | None = None
         self._resume: dict[str, Any] | None = None
 
@@ -131,7 +107,7 @@ class DataModule(LightningDataModule):
         if self.store_path is None:
             with closing(engine or InProcess()) as answering:
                 self._splits = {
-                    split: self._prepare_split(target, split, answering) for split in ("train", "validation")
+                    split: self.preparation.prepare(target, split, answering) for split in ("train", "validation")
                 }
             return
         self._store = Store(self.store_path)
@@ -145,107 +121,18 @@ class DataModule(LightningDataModule):
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows, besides the target: JSON-able, and recorded with a store."""
-        decisive = {
-            "source": _plain(self.source),
-            "limit": self.limits["train"],
-            "validation_limit": self.limits["validation"],
-            "sequence_length": self.sequence_length,
-            "regenerate": self.regenerate,
-            "generation": asdict(self.generation) if self.regenerate else None,
-            "benchmark": hashlib.sha256(repr(sorted(self.benchmark.questions)).encode()).hexdigest()[:16],
-        }
-        return json.loads(json.dumps(decisive))
+        return self.preparation.settings()
 
-    def chosen(self, split: str) -> Iterator[Conversation]:
-        """The conversations of a split, without those that hold what the benchmark asks."""
-        return self._without_benchmark(self.source.conversations(split, self.limits[split]), Notes())
-
-    def row_length(self, target: "Target") -> int:
-        """Tokens in a packed row, of which the target must be able to read all."""
-        return min(self.sequence_length, target.max_length)
-
-    def _prepare_split(self, target: "Target", split: str, engine: Engine) -> _Split:
-        found = self.source.conversations(split, self.limits[split])
-        examples = prepared(
-            self.cache_dir / "prepared",
-            self._decisive(target, split, found),
-            target.vocab_size,
-            lambda notes: self._examples(target, split, found, engine, notes),
-        )
-        rows, report = pack_flat(Flat(examples.tokens, examples.lengths), examples.supervised, self.row_length(target))
-        counts = {name: examples.notes.counts[name] for name in _COUNTS}
-        return _Split(rows, examples.counts, report, _fingerprint(examples, rows), **counts)
-
-    def _decisive(self, target: "Target", split: str, found: Selection) -> dict[str, Any]:
-        """All that decides the examples."""
-        settings = self.settings()
-        regenerated = {
-            "split": split,  # of which messages speak
-            "generation": settings["generation"],
-            "target": asdict(target.identity),
-            "dtype": str(target.dtype),
-            "row_length": self.row_length(target),
-        }
-        return {
-            "conversations": found.fingerprint,
-            "benchmark": settings["benchmark"],
-            "tokenizer": _tokenizer(target.tokenizer),
-            "end": sorted(target.eos_token_ids),
-            "regenerated": regenerated if self.regenerate else {"max_malformed": self.source.max_malformed},
-        }
-
-    def _examples(self, target: "Target", split: str, found: Selection, engine: Engine, notes: Notes) -> Iterator[Flat]:
-        """The examples of the conversations ``found``, in chunks."""
-        notes.counts |= dict.fromkeys(_COUNTS, 0)
-        if self.regenerate:
-            conversations = self._without_benchmark(found, notes)
-            yield from in_chunks(self._regenerated(target, split, conversations, engine, notes))
-        else:
-            bar = tqdm(found, desc=f"preparing {split} conversations", unit="", unit_scale=True, dynamic_ncols=True)
-            conversations = self._without_benchmark(bar, notes)
-            processes = min(self.num_proc, -(-len(found) // CHUNK))
-            chunks = tokenised(target.tokenizer, conversations, target.eos_token_ids, processes)
-            where = f"{split} conversations of {self.source.name}"
-            yield from accepted(chunks, self.source.max_malformed, where, notes)
-        if notes.counts["overlapping"]:
-            notes.warnings.append(
-                f"{notes.counts['overlapping']} of {len(found)} {split} conversations hold what the benchmark asks and "
-                "are left out"
-            )
-
-    def _without_benchmark(self, conversations: Iterable[Conversation], notes: Notes) -> Iterator[Conversation]:
-        for conversation in conversations:
-            if self.benchmark.overlaps(conversation):
-                notes.counts["overlapping"] += 1
-            else:
-                yield conversation
-
-    def _regenerated(
-        self, target: "Target", split: str, conversations: Iterable[Conversation], engine: Engine, notes: Notes
-    ) -> Iterator[Example]:
-        """What the target answers, turn by turn."""
-        examples, counts = regenerated_examples(
-            target,
-            conversations,
-            self.generation,
-            self.cache_dir,
-            self.row_length(target),
-            f"{split} conversations",
-            engine,
-        )
-        notes.counts |= {name: getattr(counts, name) for name in ("left_out", "shortened", "unfinished")}
-        yield from examples
-
-    def _stored_split(self, target: "Target", store: Store, split: str) -> _Split:
+    def _stored_split(self, target: "Target", store: Store, split: str) -> Split:
         try:
             rows, about = store.rows[split], dict(store.contents.splits[split].about)
-            besides = {name: about.pop(name) for name in _BESIDES}
+            besides = {name: about.pop(name) for name in BESIDES}
             report = PackingReport(**about)
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"the store {store.path} does not describe its {split} rows ({error}): expected one as it was written"
             ) from error
-        return _Split(HeldRows(rows), count_supervised(rows, target.vocab_size), report, **besides)
+        return Split(HeldRows(rows), count_supervised(rows, target.vocab_size), report, **besides)
 
     # --- what the data holds ----------------------------------------------------------------------------------------
 
@@ -275,7 +162,7 @@ class DataModule(LightningDataModule):
             raise RuntimeError("call prepare(target) first")
         room = self._target.max_length - max_new_tokens
         found: list[tuple[str, list[int]]] = []
-        for conversation in self.source.conversations(split):
+        for conversation in self.preparation.source.conversations(split):
             if limit is not None and len(found) == limit:
                 break
             ids = opening_ids(self._target.tokenizer, conversation)
@@ -283,8 +170,8 @@ class DataModule(LightningDataModule):
                 found.append((conversation.category, ids))
         if not found:
             raise UserError(
-                f"no {split} prompt of {self.source.name} leaves room for {max_new_tokens} new tokens in the target's "
-                f"context of {self._target.max_length}: lower max_new_tokens"
+                f"no {split} prompt of {self.preparation.source.name} leaves room for {max_new_tokens} new "
+                f"tokens in the target's context of {self._target.max_length}: lower max_new_tokens"
             )
         return found
 
@@ -296,15 +183,15 @@ class DataModule(LightningDataModule):
     def about(self, split: str) -> dict[str, Any]:
         """What packing made of a split, its rows' fingerprint, and how many conversations were left out or cut."""
         data = self._prepared(split)
-        return asdict(data.report) | {name: getattr(data, name) for name in _BESIDES}
+        return asdict(data.report) | {name: getattr(data, name) for name in BESIDES}
 
     def describe(self) -> dict[str, Any]:
         """The numbers that a run logs about its data."""
         about: dict[str, Any] = {
-            "source": self.source.name,
-            "regenerated": self.regenerate,
-            "temperatures": list(self.generation.temperatures) if self.regenerate else [],
-            "sequence_length": self.sequence_length,
+            "source": self.preparation.source.name,
+            "regenerated": self.preparation.regenerate,
+            "temperatures": list(self.preparation.generation.temperatures) if self.preparation.regenerate else [],
+            "sequence_length": self.preparation.sequence_length,
             "hidden_states": f"stored in {self._store.contents.dtype}" if self._store else "computed",
         }
         for split in self._splits:
@@ -361,7 +248,7 @@ class DataModule(LightningDataModule):
         """Continue there: takes effect when the training loader is made."""
         self._resume = state_dict or None
 
-    def _prepared(self, split: str) -> _Split:
+    def _prepared(self, split: str) -> Split:
         if split not in self._splits:
             raise RuntimeError("call prepare(target) first")
         return self._splits[split]
@@ -372,33 +259,5 @@ class DataModule(LightningDataModule):
         return self.trainer.global_rank, self.trainer.world_size
 
 
-def _plain(value: Any) -> Any:
-    """A source, or sources within it, as its kind and its settings: JSON-able, and the same in every process."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "conversations"):
-        settings = {key: _plain(item) for key, item in vars(value).items() if not key.startswith("_")}
-        return {"kind": type(value).__name__, "name": value.name} | settings
-    return value if isinstance(value, bool | int | float | None) else str(value)
-
-
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _fingerprint(examples: Examples, rows: PackedRows) -> str:
-    """Of all rows, without reading them: what the tokens are, and where each stands."""
-    return hashlib.sha256(examples.checksum.encode() + rows.digest()).hexdigest()[:16]
-
-
-def _tokenizer(tokenizer: Any) -> str:
-    """A hash of all that decides how conversations become token ids."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = json.loads(backend.to_str()) if backend is not None else tokenizer_hash(tokenizer)
-    if isinstance(parts, dict):  # these two are left from the last call
-        parts |= {"truncation": None, "padding": None}
-    special = [getattr(tokenizer, name, None) for name in ("chat_template", "bos_token_id", "eos_token_id")]
-    decisive = [parts, special, transformers.__version__, tokenizers.__version__]
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

@@ -29,7 +29,7 @@ def main(config: DictConfig) -> None:
         raise UserError("data.regenerate is false: expected true, as nothing would be answered")
     engine = build(config.generator)
     target = build(config.target)
-    data = build(config.data)
+    data = build(config.data).preparation
     answered = {}
     with closing(engine):
         for split in ("train", "validation"):

@@ -236,10 +236,10 @@ def test_shipped_configs_read_a_file_at_data_path(name: str, tmp_path: Path) -> 
         config = compose("train", overrides=[f"data={name}", f"data.path={tmp_path}/a.jsonl"])
     data = instantiate(config.data)
     assert isinstance(data, DataModule)
-    assert isinstance(data.source, Conversations)
-    assert data.source.name == f"{tmp_path}/a.jsonl"
+    assert isinstance(data.preparation.source, Conversations)
+    assert data.preparation.source.name == f"{tmp_path}/a.jsonl"
     forms = {"conversations": None, "ultrachat": "messages"}
-    assert data.source.form == forms.get(name, name)
+    assert data.preparation.source.form == forms.get(name, name)
     assert data.regenerate == (name != "text")
 
 

@@ -44,7 +44,7 @@ def test_regenerated_documents_are_prompts_and_the_targets_own_answers(
 ) -> None:
     data = make(library, tmp_path)
     data.prepare(target)
-    conversations = data.source.conversations("validation", 7)
+    conversations = data.preparation.source.conversations("validation", 7)
     prompts = [tuple(prompt_ids(target.tokenizer, c.prompt_messages)) for c in conversations]
     batches = list(data.val_dataloader())
     found = [document for batch in batches for document in documents(batch)]
@@ -61,7 +61,7 @@ def test_source_responses_can_be_kept(target: Target, library: Path, tmp_path: P
     data.prepare(target)
     expected = [
         tuple(map(tuple, example_from_words(target.tokenizer, c, target.eos_token_ids)))
-        for c in data.source.conversations("validation", 7)
+        for c in data.preparation.source.conversations("validation", 7)
     ]
     found = [(tuple(ids), tuple(mask)) for batch in data.val_dataloader() for ids, mask in documents(batch)]
     assert sorted(found) == sorted(expected)
@@ -118,7 +118,9 @@ def test_evaluation_prompts_fit_the_context(target: Target, library: Path, tmp_p
     data.prepare(target)
     prompts = data.evaluation_prompts("validation", 5, max_new_tokens=32)
     assert len(prompts) == 5
-    assert prompts[0] == prompt_ids(target.tokenizer, data.source.conversations("validation")[0].prompt_messages)
+    assert prompts[0] == prompt_ids(
+        target.tokenizer, data.preparation.source.conversations("validation")[0].prompt_messages
+    )
     room = max(map(len, prompts))
     short = data.evaluation_prompts("validation", None, max_new_tokens=256 - room + 1)
     assert max(map(len, short)) < room
@@ -223,9 +225,9 @@ def test_the_shipped_config_makes_the_module() -> None:
         config = compose("data/python-stdlib", overrides=["+seed=3", "+evaluation.benchmark=python-stdlib"])
     data = instantiate(config).data
     assert isinstance(data, DataModule)
-    assert data.generation.seed == 3
-    assert data.sequence_length == 512
-    assert not data.benchmark.questions  # its own source holds them out
+    assert data.preparation.generation.seed == 3
+    assert data.preparation.sequence_length == 512
+    assert not data.preparation.benchmark.questions  # its own source holds them out
 
 
 def test_bad_settings_are_refused(library: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_what_is_streamed_is_what_lists_in_memory_give(
     data = module(path, tmp_path)
     data.prepare(target)
     for split in ("train", "validation"):
-        found = list(data.source.conversations(split))
+        found = list(data.preparation.source.conversations(split))
         expected, report = pack([example_from_words(target.tokenizer, c, target.eos_token_ids) for c in found], 64)
         assert same(data.rows[split], expected)
         assert data.about(split).items() >= vars(report).items()
@@ -210,11 +210,11 @@ def test_a_second_run_prepares_nothing_and_other_data_is_prepared(
     # What is said decides, not the file.
     moved = module(write(tmp_path / "b.jsonl", rows[::-1]), tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("specdraft.data.datamodule.tokenised", None)
+        patch.setattr("specdraft.data.preparation.tokenised", None)
         moved.prepare(target)
     assert same(moved.rows["train"], first.rows["train"])
     assert moved.about("train") == first.about("train")
-    asked = first.source.conversations("train")[3].prompt_messages[0]["content"]
+    asked = first.preparation.source.conversations("train")[3].prompt_messages[0]["content"]
     others = [
         module(write(tmp_path / "c.jsonl", [messages(n) for n in range(70)]), tmp_path),
         module(str(tmp_path / "a.jsonl"), tmp_path, benchmark=[asked]),
@@ -295,7 +295,7 @@ def with_refused(folder: Path, lines: tuple[int, ...]) -> str:
 
 
 def lines_of(data: DataModule, split: str, lines: tuple[int, ...]) -> list[str]:
-    return [c.id for c in data.source.conversations(split) if int(c.id.split(":")[-1]) in lines]
+    return [c.id for c in data.preparation.source.conversations(split) if int(c.id.split(":")[-1]) in lines]
 
 
 def test_conversations_without_a_safe_mask_are_named_by_line_and_skipped(picky: Target, tmp_path: Path) -> None:
@@ -308,10 +308,12 @@ def test_conversations_without_a_safe_mask_are_named_by_line_and_skipped(picky: 
         said = " ".join(str(warning.message) for warning in caught)
         named = lines_of(data, "train", lines)
         assert len(named) >= 2
-        assert f"{len(named)} of {len(data.source.conversations('train'))} train conversations" in said, attempt
+        assert f"{len(named)} of {len(data.preparation.source.conversations('train'))} train conversations" in said, (
+            attempt
+        )
         assert f"({', '.join(named)}): {named[0]}: the target's chat template cannot render" in said
         assert data.about("train")["unsafe"] == len(named)
-        assert data.about("train")["documents"] == len(data.source.conversations("train")) - len(named)
+        assert data.about("train")["documents"] == len(data.preparation.source.conversations("train")) - len(named)
 
 
 def test_too_many_stop_the_run_with_their_number(picky: Target, tmp_path: Path) -> None:
@@ -327,7 +329,7 @@ def test_too_many_stop_the_run_with_their_number(picky: Target, tmp_path: Path) 
 
 def test_a_template_that_never_gives_a_mask_shows_the_row(picky: Target, tmp_path: Path) -> None:
     data = module(with_refused(tmp_path, tuple(range(1, 101))), tmp_path)
-    first = data.source.conversations("train")[0].id
+    first = data.preparation.source.conversations("train")[0].id
     with pytest.raises(UserError, match=f"^{first}: the target's chat template cannot render") as caught:
         data.prepare(picky)
     assert "max_malformed" not in str(caught.value)
