@@ -361,6 +361,11 @@ class DataModule(LightningDataModule):
         """Continue there: takes effect when the training loader is made."""
         self._resume = state_dict or None
 
+    def batches_done(self) -> int:
+        """How many batches of its epoch a resumed run has behind it, as its own ranks take them."""
+        _, world_size = self._place()
+        return self._resume["rows"] // (self.batch_size * world_size) if self._resume else 0
+
     def _prepared(self, split: str) -> _Split:
         if split not in self._splits:
             raise RuntimeError("call prepare(target) first")

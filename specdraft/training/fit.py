@@ -73,7 +73,9 @@ def fit(
         stop=lambda: stop.requested,
         categories=[category for category, _ in prompts],
     )
-    checkpoints = RunCheckpoint(directory / "checkpoints", live, stop, config.checkpoint.every_n_steps)
+    checkpoints = RunCheckpoint(
+        directory / "checkpoints", live, stop, config.checkpoint.every_n_steps, config.checkpoint.keep
+    )
     bar = progress()
     trainer = build(config.trainer, _partial_=True)(
         strategy=build(config.strategy),

@@ -94,12 +94,8 @@ def where(logger: Logger) -> Path:
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """Optimizer steps done when ``checkpoint`` was written, a file or a directory of DeepSpeed's. Raises UserError."""
+    """Optimizer steps done when ``checkpoint`` was written. Raises UserError."""
     try:
-        if checkpoint.is_dir():
-            # DeepSpeed's own objects are among the tensors, and it reads them the same way.
-            file = next(checkpoint.glob("checkpoint/*model_states.pt"))
-            return int(torch.load(file, map_location="cpu", weights_only=False)["global_step"])
         return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
     except UnpicklingError as error:
         raise UserError(

@@ -97,7 +97,9 @@ class DrafterModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of one packed batch. Raises UserError if it is not finite: the weights are still those before it."""
-        loss, metrics = self._loss(self.drafter.prepare(batch, self._generator(batch_idx)), self._totals)
+        torch.manual_seed(self._place(batch_idx))  # for layers that draw by themselves, such as dropout
+        generator = torch.Generator(self.device).manual_seed(self._place(batch_idx))
+        loss, metrics = self._loss(self.drafter.prepare(batch, generator), self._totals)
         if not torch.isfinite(loss):
             raise UserError(
                 f"the training loss is {loss.item()} at step {self.global_step} (batch {batch_idx}): expected a finite "
@@ -127,20 +129,21 @@ class DrafterModule(LightningModule):
             counts["out_of_vocabulary_tokens_total"] = batch.loss_mask.sum()
         return result.loss, counts | {"loss_sum": result.loss.detach() * rows, "loss_total": rows}
 
-    def _generator(self, batch_idx: int) -> torch.Generator:
-        # Of the run's seed and the batch's place alone, so that a resumed run draws the same. Hashes of integers are
-        # the same in every process.
-        place = (torch.initial_seed(), self.global_step, batch_idx, self.global_rank)
-        return torch.Generator(self.device).manual_seed(hash(place) % 2**63)
+    def _place(self, batch_idx: int) -> int:
+        # Of the run's seed and the batch's place alone, so that a resumed run draws the same with no state to restore.
+        # Hashes of integers are the same in every process.
+        return hash((self._seed, self.global_step, batch_idx, self.global_rank)) % 2**63
 
     # --- logging ----------------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
         """Bring the target to this rank's device."""
         self.target.to(self.device)
+        self._seed = torch.initial_seed()
 
     def on_train_start(self) -> None:
-        """Start the clocks."""
+        """Start the clocks; what a resumed run has done is logged already."""
+        self._logged_step = self.trainer.global_step
         self._peak_flops = peak_flops(self.device, str(self.trainer.precision))
         self.stopwatch.start()
         self.waiting.start()

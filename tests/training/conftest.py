@@ -123,7 +123,7 @@ def make_run(target, tmp_path):
             "use_distributed_sampler": False,
             "default_root_dir": directory,
         } | options
-        callbacks = [stop, live, RunCheckpoint(directory / "checkpoints", live, stop, every_n_steps=3)]
+        callbacks = [stop, live, RunCheckpoint(directory / "checkpoints", live, stop, every_n_steps=3, keep=2)]
         callbacks += settings.pop("callbacks", [])
         trainer = Trainer(callbacks=callbacks, **settings)
         return trainer, module, RandomData(), live, stop

@@ -55,10 +55,14 @@ def test_trains_logs_and_keeps_the_target_out(make_run, tmp_path):
 
 
 def test_checkpoint_is_plain_and_holds_the_drafter_alone(make_run, tmp_path):
-    trainer, module, data, *_ = make_run(max_steps=4)
-    trainer.fit(module, data)
+    trainer, module, data, *_ = make_run(max_steps=7)
     directory = tmp_path / "run" / "checkpoints"
-    assert sorted(path.name for path in directory.iterdir()) == ["best.ckpt", "last.ckpt"]
+    directory.mkdir(parents=True)
+    (directory / ".step-000002.ckpt.0123abcd.tmp").touch()  # of a process that was killed while it saved
+    trainer.fit(module, data)
+    kept = ["best.ckpt", "last.ckpt", "step-000006.ckpt", "step-000007.ckpt"]  # of 3, 4, 6 and 7
+    assert sorted(path.name for path in directory.iterdir()) == kept
+    assert (directory / "last.ckpt").resolve().name == "step-000007.ckpt"
     checkpoint = torch.load(directory / "last.ckpt", weights_only=True)
     assert json.dumps(checkpoint["hyper_parameters"]) == '{"run": {"seed": 1}}'
     assert {"drafter.d2t", "drafter.t2d"} < set(checkpoint["state_dict"])
