@@ -330,8 +330,12 @@ class DataModule(LightningDataModule):
 
     def step_rows(self, batch_idx: int) -> Batch:
         """The rows ``[R, T]`` of this rank in the optimizer step that begins with batch ``batch_idx`` of the epoch."""
+        return self._prepared("train").rows.__getitems__(self.step_row_numbers(batch_idx))
+
+    def step_row_numbers(self, batch_idx: int) -> list[int]:
+        """Their numbers among the training rows."""
         assert self._sampler is not None, "there are steps once there is a loader"
-        return self._prepared("train").rows.__getitems__(self._sampler.step_rows(batch_idx))
+        return self._sampler.step_rows(batch_idx)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """All validation rows, dealt out over the ranks; rows of padding make the shares equal."""

@@ -3,11 +3,13 @@
 The target is not the strategy's business: it is never registered, so no strategy shards, saves or optimizes it.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from torch import Tensor, nn
@@ -81,6 +83,21 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Fill this rank's part of the optimizer's state."""
         load_full_optimizer_state(self.deepspeed_engine.optimizer, self._groups, checkpoint["optimizer_states"][0])
+
+
+def drop_gradients(trainer: Trainer, module: nn.Module, optimizer: Optimizer) -> None:
+    """Between backward and the update: make it leave the weights and the optimizer's states as they are.
+
+    Every rank must call it. DeepSpeed leaves an update out, on all ranks, whose gradient is not finite; torch passes
+    over parameters that have none.
+    """
+    if not isinstance(trainer.strategy, DeepSpeedStrategy):
+        optimizer.zero_grad(set_to_none=True)
+        return
+    from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_grad
+
+    parameter = next(each for each in module.parameters() if each.requires_grad)
+    safe_set_full_grad(parameter, torch.full_like(safe_get_full_fp32_param(parameter), math.nan))
 
 
 def single(devices: int | str | list[int] = 1, num_nodes: int = 1) -> str:
