@@ -6,7 +6,6 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning import seed_everything
-from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from specdraft.entry import INTERRUPTED, build, entry_point
@@ -22,8 +21,8 @@ def main(config: DictConfig) -> None:
     from specdraft.drafters.checkpoint import about_target, load_drafter
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.export import export, layout_for
-    from specdraft.files import claim
     from specdraft.training.checkpoints import Interrupted
+    from specdraft.training.claim import claim
     from specdraft.training.fit import fit
     from specdraft.training.loggers import build_loggers, where
     from specdraft.training.plan import find_architecture, make_plan
@@ -43,8 +42,7 @@ def main(config: DictConfig) -> None:
     check_sweep(config.trainer, hydra.mode is RunMode.MULTIRUN)
     claim_gpu(config.trainer)
     check_before_work(config, directory)
-    if rank_zero_only.rank == 0:
-        claim(directory)
+    claim(directory)
     engine = build(engine_config(CONF, config.export)) if config.export else None
     resume = find_resume(config.resume, Path(config.run_family), print)
     quiet()

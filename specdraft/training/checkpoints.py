@@ -18,6 +18,8 @@ from specdraft.training.checkpoint_file import CheckpointFile
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.resume import LAST, by_step, step_name
 
+_SECOND: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
 
 class Interrupted(Exception):
     """Training was asked to stop; ``checkpoint`` is where it can be resumed from."""
@@ -29,18 +31,24 @@ class Interrupted(Exception):
 
 
 class StopSignal(Callback):
-    """Turns the first SIGINT or SIGTERM into a request; a second Ctrl-C interrupts at once."""
+    """Turns the first SIGINT or SIGTERM into a request; a second one interrupts at once."""
 
     def __init__(self) -> None:
         self.requested = False
         self._previous: dict[int, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install the handlers, which Python allows in the main thread only."""
+        """Note the handlers that others have installed."""
+        self._previous = {number: signal.getsignal(number) for number in _SECOND}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Install ours, which Python allows in the main thread only.
+
+        Not before: Lightning's own for SIGTERM, installed meanwhile, starts a collective that other ranks are not in.
+        """
         if threading.current_thread() is threading.main_thread():
-            self._previous = {
-                number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            for number in _SECOND:
+                signal.signal(number, self._request)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the handlers back."""
@@ -50,7 +58,7 @@ class StopSignal(Callback):
 
     def _request(self, number: int, frame: Any) -> None:
         self.requested = True
-        signal.signal(number, self._previous[number])
+        signal.signal(number, _SECOND[number])
 
     def agreed(self, trainer: Trainer) -> bool:
         """Whether any rank was asked to stop. Every rank must call it."""

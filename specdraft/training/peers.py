@@ -31,15 +31,18 @@ class PeerWatch(Callback):
         self.checkpoints = checkpoints
         self.silence = silence
         self._ended = threading.Event()
+        self._heard: dict[int, tuple[int, float]] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count and to watch."""
         if trainer.world_size > 1:
-            store = PrefixStore("specdraft-peers", _get_default_store().clone())  # a connection of its own
+            connection = _get_default_store().clone()  # type: ignore[attr-defined]  # for a thread of its own
+            store = PrefixStore("specdraft-peers", connection)
             peers = range(1, trainer.world_size) if trainer.is_global_zero else range(1)
             self._ended.clear()
-            watch = threading.Thread(target=self._watch, args=(store, trainer.global_rank, peers), daemon=True)
-            watch.start()
+            self._heard = dict.fromkeys(peers, (0, time.monotonic()))  # what each has counted, and since when
+            threading.Thread(target=self._count, args=(store, trainer.global_rank), daemon=True).start()
+            threading.Thread(target=self._watch, daemon=True).start()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on ranks may take different ways."""
@@ -51,19 +54,24 @@ class PeerWatch(Callback):
         """Count no more: if the others have not ended as well, they are to notice."""
         self._ended.set()
 
-    def _watch(self, store: Store, rank: int, peers: range) -> None:
-        heard = dict.fromkeys(peers, (0, time.monotonic()))
+    def _count(self, store: Store, rank: int) -> None:
         while not self._ended.wait(self.silence / 10):
             try:
                 store.add(f"beat/{rank}", 1)
-                counts = {peer: store.add(f"beat/{peer}", 0) for peer in peers}
+                for peer, (before, _) in list(self._heard.items()):
+                    count = store.add(f"beat/{peer}", 0)
+                    if count != before:
+                        self._heard[peer] = count, time.monotonic()
             except (DistError, RuntimeError):
                 self._leave(f"rank {rank} does not reach the store of the first rank any more")
+
+    def _watch(self) -> None:
+        # A thread of its own: the store of a first rank that hangs does not answer the other one.
+        while not self._ended.wait(self.silence / 10):
             now = time.monotonic()
-            heard = {peer: (count, now) if count != heard[peer][0] else heard[peer] for peer, count in counts.items()}
-            lost = [peer for peer, (_, last) in heard.items() if now - last > self.silence]
-            if lost:
-                self._leave(f"rank {lost[0]} has not been heard of for {self.silence:.0f} seconds")
+            for peer, (_, last) in list(self._heard.items()):
+                if now - last > self.silence:
+                    self._leave(f"rank {peer} has not been heard of for {self.silence:.0f} seconds")
 
     def _leave(self, what: str) -> None:
         if not self._ended.is_set():

@@ -19,6 +19,17 @@ from specdraft.training.schedule import OptimizerSettings
 from tests.training.ranks_worker import ADAMW, FAMILIES, GLOBAL_BATCH, Recording, Rows, make_model
 
 
+class Signal(Callback):
+    """The second rank sends itself a signal in the midst of a step."""
+
+    def __init__(self, step: int, number: int) -> None:
+        self.step, self.number = step, number
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step - 1 and trainer.global_rank == 1:
+            os.kill(os.getpid(), self.number)
+
+
 class Tell(Callback):
     """Says which step is done."""
 
@@ -43,7 +54,7 @@ def train(
     every: int = 2,
     resume: Path | None = None,
     silence: float = 30.0,
-    disk_full_after: int | None = None,
+    fault: Callback | None = None,
 ) -> None:
     """A run of ``train.py``'s parts, in as many ranks as there are."""
     torch.set_num_threads(1)
@@ -54,15 +65,14 @@ def train(
     module = Recording(FAMILIES["eagle3"](target).train(), target, settings)
     stop, checkpoints = StopSignal(), directory / "checkpoints"
     live = LiveAcceptance([], directory / "drafter", 0)  # never asked
-    callbacks = [
+    callbacks: list[Callback] = [
         stop,
         BadLossGuard(directory / "bad-batches"),
         RunCheckpoint(checkpoints, live, stop, every, keep=2),
         PeerWatch(checkpoints, silence),
         Tell(),
     ]
-    if disk_full_after is not None:
-        callbacks.append(FillDisk(disk_full_after, 20_000))
+    callbacks += [fault] if fault else []
     ranks = int(os.environ["WORLD_SIZE"])
     trainer = Trainer(
         accelerator="cpu",
@@ -85,7 +95,7 @@ def train(
 
 def hold(directory: Path) -> None:
     """Claim a directory and wait to be killed."""
-    from specdraft.files import claim
+    from specdraft.training.claim import claim
 
     claim(directory)
     print("claimed", flush=True)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lightning import Callback, Trainer, seed_everything
+from lightning import Callback, LightningModule, Trainer, seed_everything
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.data.datamodule import DataModule
@@ -29,6 +29,7 @@ from specdraft.targets import Target
 from specdraft.targets.partition import load_partitioned
 from specdraft.training import strategies
 from specdraft.training.checkpoints import Interrupted, RunCheckpoint, StopSignal
+from specdraft.training.guard import BadLossGuard
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
 from specdraft.training.quiet import quiet
@@ -108,6 +109,7 @@ class Case:
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd", "learning_rate": 0.05, "beta1": 0.0})
     options: dict[str, Any] = field(default_factory=dict)
     placed: bool = False  # the target's layers cut over the ranks
+    bad: bool = False  # a loss that is not a number on the last rank, in a step that is left out
     live: bool = False  # prompts of several lengths decoded while training
 
 
@@ -124,6 +126,15 @@ def zero(stage: int, **options: Any) -> Callable[[], Any]:
 ADAMW = {"name": "adamw", "learning_rate": 1e-3}
 CLIPPED = {"gradient_clip_val": 0.5}
 CASES = {
+    **{
+        f"{name}-skipped": Case(strategy, ranks=ranks, optimizer=ADAMW, bad=True)
+        for name, strategy, ranks in (
+            ("one", lambda: "auto", 1),
+            ("ddp", lambda: "ddp", 2),
+            ("zero2", zero(2), 2),
+            ("zero3", zero(3), 2),
+        )
+    },
     "one": Case(ranks=1),
     "accumulated": Case(ranks=1, accumulate=2),
     "ddp": Case(lambda: "ddp"),
@@ -158,6 +169,10 @@ class Recording(DrafterModule):
         self.partitioned = False
         self.initial = {name: value.detach().clone() for name, value in self.drafter.served().state_dict().items()}
 
+    def _loss(self, batch: Batch, *totals: Any) -> Any:
+        loss, counts = super()._loss(batch, *totals)
+        return loss * getattr(self.drafter, "multiplier", 1.0), counts
+
     def publish(self, values: dict[str, float]) -> None:
         super().publish(values)
         self.losses += [values["train/loss"]] if "train/loss" in values else []
@@ -172,6 +187,16 @@ class Recording(DrafterModule):
         self.final = {name: value.detach().clone() for name, value in drafter.state_dict().items()}
         pairs = [(self.final[name].double(), value.double()) for name, value in self.initial.items()]
         self.moved = max((final - initial).abs().max().item() for final, initial in pairs)
+
+
+class Bad(BadLossGuard):
+    """Leaves a step out whose loss on the last rank it has made NaN."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        pl_module.drafter.multiplier = float("nan") if self.due(trainer) else 1.0
+
+    def due(self, trainer: Trainer) -> bool:
+        return trainer.global_step == 2 and trainer.global_rank == trainer.world_size - 1
 
 
 class StopAfter(StopSignal):
@@ -222,6 +247,8 @@ def run(
     stop = StopAfter(until)
     live = LiveAcceptance([], output, 0)  # never asked
     callbacks: list[Callback] = [stop, RunCheckpoint(output / "checkpoints", live, stop, STEPS, keep=1)]
+    if case.bad:
+        callbacks.insert(0, Bad(output / "bad-batches", "skip"))
     if case.live:
         prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [12]]
         callbacks.append(LiveAcceptance(prompts, output / f"drafter-{os.environ['RANK']}", STEPS, 3, None, 8))

@@ -1,7 +1,11 @@
-"""One form of checkpoint: what one rank or two wrote, at any ZeRO stage, any other resumes with the same losses."""
+"""One form of checkpoint: what one rank or two wrote, at any ZeRO stage, any other resumes with the same losses.
+
+And one verdict on a bad step, at any of them. One launch of two ranks serves all.
+"""
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from specdraft.data.sampler import ResumableSampler
 from specdraft.errors import UserError
@@ -16,6 +20,7 @@ RESUMED = (
     "accumulated>ddp",
     "ddp>zero2",
 )
+SKIPPED = ("one", "ddp", "zero2", "zero3")
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +32,7 @@ def trained(tmp_path_factory):
         output,
         "eagle3/one-adamw",
         "eagle3/one-adamw>one-adamw",
+        *(f"eagle3/{case}-skipped" for case in SKIPPED),
         *(f"eagle3/{before}-adamw>{after}-adamw" for before, after in pairs),
     )
     return Trained(output)
@@ -47,6 +53,21 @@ def test_other_ranks_and_stages_go_on(trained, case):
     print(f"{case}: losses {losses:.1e}, weights {weights:.1e}")
     assert losses < 1e-6 and weights < 1e-6
     assert rest["partitioned"] == (after == "zero3")
+
+
+@pytest.mark.parametrize("case", SKIPPED)
+def test_a_bad_step_of_one_rank_is_left_out_by_all(trained, case):
+    """The loss was not finite on the last rank alone; weights and moments stay as they were."""
+    one, ours = trained("eagle3/one-skipped"), trained(f"eagle3/{case}-skipped")
+    losses, weights = differences(ours, one)
+    assert losses < 1e-6 and weights < 1e-6 and len(ours["losses"]) == 3
+    assert ours["losses"][:2] == pytest.approx(trained("eagle3/one-adamw")["losses"][:2], abs=1e-6)
+    assert differences(ours, trained("eagle3/one-adamw") | {"losses": ours["losses"]})[1] > 1e-5
+    folder = trained.output / f"eagle3-{case}-skipped" / ("alone-0" if case == "one" else "") / "bad-batches"
+    rank = 0 if case == "one" else 1
+    with safe_open(folder / f"step-000002-rank-{rank}.safetensors", "pt") as file:
+        assert file.metadata()["rank"] == str(rank) and len(file.get_tensor("rows")) == 4 // (1 + rank)
+        assert torch.isnan(file.get_tensor("losses")).all()
 
 
 def test_the_files_are_alike(trained):

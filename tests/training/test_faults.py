@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from specdraft.errors import UserError
-from specdraft.files import claim
 from specdraft.training.checkpoint_file import is_whole
+from specdraft.training.claim import claim
 from specdraft.training.resume import find_resume
 from tests.training import faults_worker
 from tests.training.forked import Ranks
@@ -41,16 +41,18 @@ def resumed(directory, world_size=1):
 
 
 def test_a_killed_rank_stops_the_other_and_the_run_resumes(tmp_path, undisturbed):
-    ranks = Ranks(tmp_path, 2, faults_worker.train, tmp_path, 12 * FOR_EVER)
-    ranks.wait_for("step 7.")
-    ranks.kill(1, signal.SIGKILL)
+    ranks = Ranks(
+        tmp_path, 2, faults_worker.train, tmp_path, 12, 2, None, 30.0, faults_worker.Signal(8, signal.SIGKILL)
+    )
+    assert ranks.end(1) == -signal.SIGKILL
     killed = time.monotonic()
     assert ranks.end(0) == 2
     assert time.monotonic() - killed < 60
     said = ranks.said()
     assert re.search(r"^error: rank 0 has lost its connection to another one: it was killed", said, re.MULTILINE)
     assert f"resume from {tmp_path / 'checkpoints' / 'last.ckpt'}" in said
-    assert ranks.end(1) == -signal.SIGKILL
+    first, losses = resumed(tmp_path)
+    assert first == 6 and losses == pytest.approx(undisturbed[6:], abs=1e-6)
 
 
 @pytest.mark.parametrize("hanging", [0, 1])
@@ -69,18 +71,15 @@ def test_a_hanging_rank_is_noticed(tmp_path, hanging):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_rank_stops_all_at_the_end_of_a_step(tmp_path, number, undisturbed):
-    ranks = Ranks(tmp_path, 2, faults_worker.train, tmp_path, 12, FOR_EVER)
-    ranks.wait_for("step 3.", rank=1)
-    ranks.kill(1, number)
+    fault = faults_worker.Signal(4, number)
+    ranks = Ranks(tmp_path, 2, faults_worker.train, tmp_path, 12, FOR_EVER, None, 30.0, fault)
     assert [ranks.end(rank) for rank in range(2)] == [0, 0], ranks.said()
-    stopped = torch.load(tmp_path / "result.pt", weights_only=True)["step"]
-    first, losses = resumed(tmp_path)
-    assert first == stopped
-    assert losses == pytest.approx(undisturbed[first:], abs=1e-6) and len(losses) == 12 - first
+    first, losses = resumed(tmp_path, world_size=2)
+    assert first == 4 and losses == pytest.approx(undisturbed[4:], abs=1e-6)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, undisturbed):
-    ranks = Ranks(tmp_path, 1, faults_worker.train, tmp_path, 12, 2, None, 30.0, 5)
+    ranks = Ranks(tmp_path, 1, faults_worker.train, tmp_path, 12, 2, None, 30.0, faults_worker.FillDisk(5, 20_000))
     assert ranks.end(0) == 2
     errors = [line for line in ranks.said().splitlines() if line.startswith("error: ")]
     before, failed = (tmp_path / "checkpoints" / f"step-{step:06d}.ckpt" for step in (4, 6))
@@ -96,7 +95,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, undisturbed):
     assert resumed(tmp_path) == (4, undisturbed[4:])
 
 
-def test_a_truncated_checkpoint_gives_way_to_the_one_before(tmp_path, undisturbed):
+def test_a_truncated_checkpoint_gives_way_to_the_one_before(tmp_path):
     ranks = Ranks(tmp_path, 1, faults_worker.train, tmp_path, 12)
     assert ranks.end(0) == 0
     last = (tmp_path / "checkpoints" / "last.ckpt").resolve()
