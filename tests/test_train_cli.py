@@ -134,7 +134,12 @@ def test_trains_measures_and_exports(train, arguments, tmp_path, monkeypatch):
         assert secret not in out + err
         assert [path for path, data in written.items() if secret.encode() in data] == []
     assert {path.name for path in (run / "drafter").iterdir()} == {"config.json", "model.safetensors"}
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "last.ckpt",
+        "step-000003.ckpt",
+        "step-000004.ckpt",
+    }
     assert [row["step"] for row in metrics(run) if row["acceptance_length"]] == ["3", "4"]
     written = json.loads((run / "evaluation.json").read_text())
     assert {result["temperature"] for result in written["results"]} == {0.0, 1.0}

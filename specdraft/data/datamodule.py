@@ -217,8 +217,12 @@ class DataModule(LightningDataModule):
 
     def step_rows(self, batch_idx: int) -> Batch:
         """The rows ``[R, T]`` of this rank in the optimizer step that begins with batch ``batch_idx`` of the epoch."""
+        return self._prepared("train").rows.__getitems__(self.step_row_numbers(batch_idx))
+
+    def step_row_numbers(self, batch_idx: int) -> list[int]:
+        """Their numbers among the training rows."""
         assert self._sampler is not None, "there are steps once there is a loader"
-        return self._prepared("train").rows.__getitems__(self._sampler.step_rows(batch_idx))
+        return self._sampler.step_rows(batch_idx)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """All validation rows, dealt out over the ranks; rows of padding make the shares equal."""
@@ -247,6 +251,11 @@ class DataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue there: takes effect when the training loader is made."""
         self._resume = state_dict or None
+
+    def batches_done(self) -> int:
+        """How many batches of its epoch a resumed run has behind it, as its own ranks take them."""
+        _, world_size = self._place()
+        return self._resume["rows"] // (self.batch_size * world_size) if self._resume else 0
 
     def _prepared(self, split: str) -> Split:
         if split not in self._splits:

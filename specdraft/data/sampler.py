@@ -85,16 +85,25 @@ class ResumableSampler(Sampler[int]):
             "rows": batches * self.global_batch_size,
             "num_rows": self.num_rows,
             "seed": self.seed,
+            "step_rows": self.global_batch_size * self.accumulate,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue there. Raises UserError if the order of rows was another one."""
+        """Continue there, on any number of ranks. Raises UserError if the order of rows was another one, or a step
+        took another number of them."""
         for name in ("num_rows", "seed"):
             if state[name] != getattr(self, name):
                 raise UserError(
                     f"the checkpoint was trained on other data ({name} was {state[name]}, now {getattr(self, name)}): "
                     "resume with the settings of that run, or start anew"
                 )
+        step = self.global_batch_size * self.accumulate
+        if state["step_rows"] != step:
+            raise UserError(
+                f"an optimizer step of the checkpoint takes {state['step_rows']} rows, one of this run {step}: "
+                f"expected data.batch_size ({self.batch_size}) x devices ({self.world_size}) x "
+                f"trainer.accumulate_grad_batches ({self.accumulate}) to be {state['step_rows']}; change one of them"
+            )
         epoch, rows = state["epoch"], state["rows"]
         if rows >= self.rows_per_epoch:
             epoch, rows = epoch + 1, 0

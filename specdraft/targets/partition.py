@@ -16,15 +16,18 @@ from specdraft.errors import UserError
 
 
 @contextmanager
-def gathered(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """While it lasts, those that are cut over the ranks are whole. Every rank must come here."""
+def gathered(parameters: Iterable[nn.Parameter], written: bool = False) -> Iterator[None]:
+    """While it lasts, those that are cut over the ranks are whole; ``written``: what rank 0 writes into them is kept.
+
+    Every rank must come here.
+    """
     cut = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
     if not cut:
         yield
         return
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(cut):
+    with deepspeed.zero.GatheredParameters(cut, modifier_rank=0 if written else None):
         yield
 
 

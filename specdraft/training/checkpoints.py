@@ -3,20 +3,22 @@
 Everything is saved at the end of a step, never inside one: a Ctrl-C only asks, and the step that is under way ends.
 """
 
-import shutil
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from specdraft.data.datamodule import DataModule
 from specdraft.errors import UserError
+from specdraft.files import atomic_file
+from specdraft.training.checkpoint_file import CheckpointFile
 from specdraft.training.live_acceptance import LiveAcceptance
+from specdraft.training.resume import LAST, by_step, step_name
 
-LAST = "last.ckpt"
+_SECOND: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class Interrupted(Exception):
@@ -29,18 +31,24 @@ class Interrupted(Exception):
 
 
 class StopSignal(Callback):
-    """Turns the first SIGINT or SIGTERM into a request; a second Ctrl-C interrupts at once."""
+    """Turns the first SIGINT or SIGTERM into a request; a second one interrupts at once."""
 
     def __init__(self) -> None:
         self.requested = False
         self._previous: dict[int, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install the handlers, which Python allows in the main thread only."""
+        """Note the handlers that others have installed."""
+        self._previous = {number: signal.getsignal(number) for number in _SECOND}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Install ours, which Python allows in the main thread only.
+
+        Not before: Lightning's own for SIGTERM, installed meanwhile, starts a collective that other ranks are not in.
+        """
         if threading.current_thread() is threading.main_thread():
-            self._previous = {
-                number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            for number in _SECOND:
+                signal.signal(number, self._request)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the handlers back."""
@@ -50,7 +58,7 @@ class StopSignal(Callback):
 
     def _request(self, number: int, frame: Any) -> None:
         self.requested = True
-        signal.signal(number, self._previous[number])
+        signal.signal(number, _SECOND[number])
 
     def agreed(self, trainer: Trainer) -> bool:
         """Whether any rank was asked to stop. Every rank must call it."""
@@ -60,9 +68,13 @@ class StopSignal(Callback):
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """``best.ckpt`` by live acceptance length, ``last.ckpt`` after each measurement, at the end, when interrupted."""
+    """``best.ckpt`` by live acceptance length, and the last ``keep`` states as ``step-NNNNNN.ckpt``.
 
-    def __init__(self, directory: Path, live: LiveAcceptance, stop: StopSignal, every_n_steps: int) -> None:
+    A state is saved every so many steps, after each measurement, at the end, and when interrupted. ``last.ckpt`` is a
+    link to the newest; an earlier one is what a run resumes from if the newest is damaged.
+    """
+
+    def __init__(self, directory: Path, live: LiveAcceptance, stop: StopSignal, every_n_steps: int, keep: int) -> None:
         """Save the last state every ``every_n_steps`` steps and after every measurement of ``live``."""
         super().__init__(
             dirpath=directory,
@@ -77,18 +89,44 @@ class RunCheckpoint(ModelCheckpoint):
         self.live = live
         self.stop = stop
         self.interval = every_n_steps
+        self.keep = keep
+        self.file = CheckpointFile()
+        self._step = 0  # steps done at the last batch
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Every strategy writes the same file; what a kill left half written goes."""
+        super().setup(trainer, pl_module, stage)
+        trainer.strategy.checkpoint_io = self.file
+        if trainer.is_global_zero:
+            for half in self.directory.glob(".*.ckpt.*.tmp"):
+                half.unlink()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Count the batches that are done as this run deals them out."""
+        if isinstance(trainer.datamodule, DataModule):  # type: ignore[attr-defined]
+            deal_anew(trainer, checkpoint)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A resumed run has saved its first state."""
+        super().on_train_start(trainer, pl_module)
+        self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Save what is due. Raises Interrupted once the state is safe."""
-        stopping = self.stop.agreed(trainer)
+        """Save what is due. Raises Interrupted once the state is safe.
+
+        Only at the end of an optimizer step: gradients of accumulated batches are in no checkpoint.
+        """
         step = trainer.global_step
-        if step and step != self._last_global_step_saved:
-            measured = self.live.measured_step == step
-            if measured and self.live.best_step == step:
-                self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-            due = self.interval > 0 and step % self.interval == 0
-            if measured or due or stopping or step >= trainer.max_steps:
-                self._save_last(trainer)
+        if step == self._step:
+            return
+        self._step = step
+        stopping = self.stop.agreed(trainer)
+        measured = self.live.measured_step == step
+        if measured and self.live.best_step == step:
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+        due = self.interval > 0 and step % self.interval == 0
+        if measured or due or stopping or step >= trainer.max_steps:
+            self._save_last(trainer)
         if stopping:
             pl_module.on_train_batch_end(*args, **kwargs)  # it would come after us, and logs this step
             raise Interrupted(self.directory / LAST, step)
@@ -100,21 +138,33 @@ class RunCheckpoint(ModelCheckpoint):
         KeyboardInterrupt, the second Ctrl-C: it may have struck in the middle of an update.
         """
         started = trainer.global_step > 0 and trainer.global_step != self._last_global_step_saved
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        within = batches.processed % trainer.accumulate_grad_batches != 0
         foreseen = not isinstance(exception, Exception) or isinstance(exception, UserError | Interrupted)
-        if started and trainer.world_size == 1 and not foreseen:
+        if started and not within and trainer.world_size == 1 and not foreseen:
             self._save_last(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
-        # DeepSpeed checkpoints are directories, written in place: only a rename keeps the previous one whole.
-        final, fresh, old = (self.directory / name for name in (LAST, "last.new.ckpt", "last.old.ckpt"))
-        self._save_checkpoint(trainer, str(fresh))
-        trainer.strategy.barrier()
+        newest = self.directory / step_name(trainer.global_step)
+        self._save_checkpoint(trainer, str(newest))
         if trainer.is_global_zero:
-            if final.is_dir():
-                final.rename(old)
-            fresh.rename(final)
-            shutil.rmtree(old, ignore_errors=True)
+            with atomic_file(self.directory / LAST) as link:
+                link.symlink_to(newest.name)
+            for old in by_step(self.directory, until=trainer.global_step)[self.keep :]:
+                old.unlink()
         trainer.strategy.barrier()
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Raises UserError on every rank if the file cannot be written."""
+        super()._save_checkpoint(trainer, filepath)
+        failure = trainer.strategy.broadcast(self.file.failure)
+        if failure is not None:
+            last = self.directory / LAST
+            kept = f"{last.resolve()} is whole and resumes the run" if last.exists() else "there is no earlier one"
+            raise UserError(
+                f"the checkpoint {filepath} cannot be written ({failure}): free some space or choose another "
+                f"hydra.run.dir; {kept}"
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing: epochs are no occasion of ours."""
@@ -126,23 +176,13 @@ class RunCheckpoint(ModelCheckpoint):
         """Nothing: the last step has saved."""
 
 
-def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -> Path | None:
-    """The checkpoint to continue from.
-
-    ``resume`` is None (start anew), "auto" (the newest run below ``family``, the directory that holds the runs of one
-    target and model), a ``.ckpt`` path or a run directory. Raises UserError if a given path holds no checkpoint.
-    """
-    if resume is None:
-        return None
-    if resume != "auto":
-        path = Path(resume).expanduser()
-        candidates = [path] if path.suffix == ".ckpt" else [path / "checkpoints" / LAST, path / LAST]
-        for candidate in candidates:
-            if candidate.exists():
-                return candidate.resolve()
-        raise UserError(f"resume={resume}: {candidates[0]} does not exist; give a run directory, a .ckpt path, or auto")
-    found = sorted(family.glob(f"*/checkpoints/{LAST}"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        note(f"resume=auto: no earlier run below {family}, starting anew")
-        return None
-    return found[-1].resolve()
+def deal_anew(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Make Lightning's counts of batches those of this run: an optimizer step may have been other batches, on other
+    ranks, when ``checkpoint`` was written."""
+    data: DataModule = trainer.datamodule  # type: ignore[attr-defined]
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    done = {"current": data.batches_done(), "total": checkpoint["global_step"] * trainer.accumulate_grad_batches}
+    for name, batches in done.items():
+        counts = progress[name]
+        behind = counts["processed"] - counts["completed"]  # the batch at whose end it was saved
+        counts |= {"ready": batches, "started": batches, "processed": batches, "completed": batches - behind}

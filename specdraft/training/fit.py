@@ -20,10 +20,12 @@ from specdraft.redaction import redact
 from specdraft.targets import Target
 from specdraft.training.checkpoints import RunCheckpoint, StopSignal
 from specdraft.training.gauges import flops_per_token
+from specdraft.training.guard import BadLossGuard
 from specdraft.training.identity import log_identity
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.loggers import close
 from specdraft.training.module import DrafterModule
+from specdraft.training.peers import PeerWatch, broken_connections_explained
 from specdraft.training.progress import ProgressBar, progress
 from specdraft.training.start import build_drafter
 from specdraft.training.strategies import uses_gpus
@@ -73,13 +75,16 @@ def fit(
         stop=lambda: stop.requested,
         categories=[category for category, _ in prompts],
     )
-    checkpoints = RunCheckpoint(directory / "checkpoints", live, stop, config.checkpoint.every_n_steps)
+    checkpoints = RunCheckpoint(
+        directory / "checkpoints", live, stop, config.checkpoint.every_n_steps, config.checkpoint.keep
+    )
+    guard = BadLossGuard(directory / "bad-batches", **config.guard)
     bar = progress()
     trainer = build(config.trainer, _partial_=True)(
         strategy=build(config.strategy),
         precision=_precision(config),
         logger=loggers or False,
-        callbacks=[stop, bar, live, checkpoints],
+        callbacks=[stop, bar, guard, live, checkpoints, PeerWatch(checkpoints.directory)],
         enable_progress_bar=isinstance(bar, ProgressBar),
         default_root_dir=directory,
     )
@@ -89,7 +94,8 @@ def fit(
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
     started = time.perf_counter()
     try:
-        trainer.fit(module, data, ckpt_path=resume, weights_only=True)
+        with broken_connections_explained(checkpoints.directory):
+            trainer.fit(module, data, ckpt_path=resume, weights_only=True)
     except SystemExit as error:
         # Lightning turns a Ctrl-C outside our handler's reach into exit status 1.
         if isinstance(error.__context__, KeyboardInterrupt):

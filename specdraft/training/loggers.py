@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 from specdraft.entry import build
 from specdraft.errors import UserError
 
+INIT_SECONDS, FINISH_SECONDS = 20.0, 60.0  # until W&B's server must have answered, and what is left have arrived
 _RUN_ID = "wandb-run-id"  # in the run directory
 
 
@@ -23,6 +25,11 @@ class StepwiseWandbLogger(WandbLogger):
 
     Then W&B itself refuses a step that it already has, as when a run that crashed behind its last checkpoint resumes.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """W&B's own settings, with an end to its patience: it would keep a run of hours waiting for a server."""
+        settings = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
+        super().__init__(*args, settings=settings, **kwargs)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -34,7 +41,7 @@ def build_loggers(config: DictConfig, directory: Path, resume: Path | None) -> l
     """The loggers that ``config.logger`` names, so that a missing package or account shows before any work.
 
     With a checkpoint to ``resume`` from, files in ``directory`` begin with the curves of its run up to its step, and
-    W&B goes on with the same run. Raises UserError.
+    W&B goes on with the same run; without an answer of its server, offline. Raises UserError.
     """
     loggers: list[Logger] = []
     earlier, step = (None, 0) if resume is None else (resume.parent.parent, checkpoint_step(resume))
@@ -64,11 +71,23 @@ def _open(name: str, node: DictConfig, **options: Any) -> Logger:
     except Exception as error:
         if name != "wandb":
             raise
+        if _unreachable(error) and not node.offline:
+            print(
+                "W&B's server does not answer: the run is logged offline, and `wandb sync` uploads it later",
+                file=sys.stderr,
+            )
+            return _open(name, node, **options, offline=True)
         reason = " ".join(str(error).split())
         raise UserError(
             f"W&B cannot be used ({reason}): run `wandb login`, or set logger.wandb.offline=true"
         ) from error
     return logger
+
+
+def _unreachable(error: Exception) -> bool:
+    from wandb.errors import AuthenticationError, CommError
+
+    return isinstance(error, CommError) and not isinstance(error, AuthenticationError)
 
 
 @rank_zero_only
@@ -94,12 +113,8 @@ def where(logger: Logger) -> Path:
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """Optimizer steps done when ``checkpoint`` was written, a file or a directory of DeepSpeed's. Raises UserError."""
+    """Optimizer steps done when ``checkpoint`` was written. Raises UserError."""
     try:
-        if checkpoint.is_dir():
-            # DeepSpeed's own objects are among the tensors, and it reads them the same way.
-            file = next(checkpoint.glob("checkpoint/*model_states.pt"))
-            return int(torch.load(file, map_location="cpu", weights_only=False)["global_step"])
         return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
     except UnpicklingError as error:
         raise UserError(

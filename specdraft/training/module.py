@@ -87,6 +87,8 @@ class DrafterModule(LightningModule):
         self.first_values: dict[str, float] = {}
         self.last_values: dict[str, float] = {}
         self.tokens, self.seconds = 0.0, 0.0  # of the logged steps
+        self.step_batches: list[tuple[int, Batch, Tensor]] = []  # number, rows and loss of those of this step
+        self._step_counts: list[dict[str, Tensor]] = []
         self._totals: Sequence[float] | None = None
         self._training = Counts()
         self._validation = Counts()
@@ -96,14 +98,12 @@ class DrafterModule(LightningModule):
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Loss of one packed batch. Raises UserError if it is not finite: the weights are still those before it."""
-        loss, metrics = self._loss(self.drafter.prepare(batch, self._generator(batch_idx)), self._totals)
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"the training loss is {loss.item()} at step {self.global_step} (batch {batch_idx}): expected a finite "
-                "number; lower model.optimizer.learning_rate, or check the data and the target's dtype"
-            )
-        self._training.add(metrics)
+        """Loss of one packed batch."""
+        torch.manual_seed(self._place(batch_idx))  # for layers that draw by themselves, such as dropout
+        generator = torch.Generator(self.device).manual_seed(self._place(batch_idx))
+        loss, metrics = self._loss(self.drafter.prepare(batch, generator), self._totals)
+        self.step_batches.append((batch_idx, batch, loss.detach()))
+        self._step_counts.append(metrics)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -127,20 +127,21 @@ class DrafterModule(LightningModule):
             counts["out_of_vocabulary_tokens_total"] = batch.loss_mask.sum()
         return result.loss, counts | {"loss_sum": result.loss.detach() * rows, "loss_total": rows}
 
-    def _generator(self, batch_idx: int) -> torch.Generator:
-        # Of the run's seed and the batch's place alone, so that a resumed run draws the same. Hashes of integers are
-        # the same in every process.
-        place = (torch.initial_seed(), self.global_step, batch_idx, self.global_rank)
-        return torch.Generator(self.device).manual_seed(hash(place) % 2**63)
+    def _place(self, batch_idx: int) -> int:
+        # Of the run's seed and the batch's place alone, so that a resumed run draws the same with no state to restore.
+        # Hashes of integers are the same in every process.
+        return hash((self._seed, self.global_step, batch_idx, self.global_rank)) % 2**63
 
     # --- logging ----------------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
         """Bring the target to this rank's device."""
         self.target.to(self.device)
+        self._seed = torch.initial_seed()
 
     def on_train_start(self) -> None:
-        """Start the clocks."""
+        """Start the clocks; what a resumed run has done is logged already."""
+        self._logged_step = self.trainer.global_step
         self._peak_flops = peak_flops(self.device, str(self.trainer.precision))
         self.stopwatch.start()
         self.waiting.start()
@@ -150,15 +151,22 @@ class DrafterModule(LightningModule):
         self.waiting.pause()
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._totals = step_totals(self.trainer, self.drafter, batch, batch_idx)
+            self.step_batches, self._step_counts = [], []
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep the learning rate and the gradient norm before clipping of a step that will be logged."""
+        """Count the step; of one that will be logged, keep the learning rate and the gradient norm before clipping."""
+        for counts in self._step_counts:
+            self._training.add(counts)
         if (self.trainer.global_step + 1) % log_interval(self.trainer):
             return
         self._step_values["train/learning_rate"] = optimizer.param_groups[0]["lr"]
         gradients = [parameter.grad for parameter in self.drafter.parameters() if parameter.grad is not None]
         if gradients:  # DeepSpeed keeps them to itself
             self._step_values["train/grad_norm"] = torch.nn.utils.get_total_norm(gradients).item()
+
+    def leave_out_step(self) -> None:
+        """Of a step without an update nothing is counted."""
+        self._step_counts = []
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log the counts of the last ``log_every_n_steps`` steps, reduced over ranks; then wait for the next batch."""
@@ -171,6 +179,8 @@ class DrafterModule(LightningModule):
             return
         self._logged_step = step
         counts = self._training.take(self._gather)
+        if not counts:  # every step was left out
+            return
         values = {f"train/{name}": value for name, value in ratios(counts).items()}
         seconds = self.stopwatch.lap()
         self.tokens, self.seconds = self.tokens + counts["tokens_total"], self.seconds + seconds

@@ -158,7 +158,10 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         },
         memory_there=find_gpu(planning.gpu).memory,
         seconds=seconds,
-        disk={"checkpoints (best, last)": 2 * 12.0 * trainable, "drafter and its export": 2 * 4.0 * trainable},
+        disk={
+            "checkpoints": (1 + config.checkpoint.keep) * 12.0 * trainable,
+            "drafter and its export": 2 * 4.0 * trainable,
+        },
         feature_bytes_per_token=float(features * target_element),
         target_forward=target_forward,
         drafter_forward=forward,

@@ -25,6 +25,7 @@ def check_settings(config: DictConfig) -> None:
         ("live.prompts", 1, "the prompts decoded by each live measurement"),
         ("live.every_n_steps", 0, "0 measures after the last step only"),
         ("checkpoint.every_n_steps", 0, "0 saves with the live measurements only"),
+        ("checkpoint.keep", 1, "the last checkpoints that stay on disk"),
     ):
         value = OmegaConf.select(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -3,17 +3,25 @@
 The target is not the strategy's business: it is never registered, so no strategy shards, saves or optimizes it.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from specdraft.errors import UserError
+from specdraft.training.consolidated import (
+    full_optimizer_state,
+    full_state,
+    load_full_optimizer_state,
+    load_full_state,
+)
 
 # DeepSpeed's default buckets (200M elements) are larger than most drafters; these keep buffers in proportion.
 _BUCKET = 50_000_000
@@ -36,6 +44,60 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
         """Backward through the engine. Lightning has divided the loss by the accumulated batches; so would DeepSpeed,
         and the gradient would be too small by their number: hidden by AdamW, but not by clipping or SGD."""
         return super().backward(closure_loss, optimizer, *args, scale_wrt_gas=False, **kwargs)
+
+    # --- checkpoints: the same single file as of every other strategy, not DeepSpeed's pickled directories ----------
+
+    def _setup_model_and_optimizer(self, model: nn.Module, optimizer: Optimizer | None, *args: Any) -> Any:
+        """Note what the optimizer was built with: DeepSpeed replaces it by flat vectors."""
+        assert optimizer is not None
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        return super()._setup_model_and_optimizer(model, optimizer, *args)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's state, with every parameter whole and in fp32, on the CPU of every rank."""
+        assert self.lightning_module is not None
+        return full_state(self.lightning_module)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's state as torch's own would be."""
+        return full_optimizer_state(self.deepspeed_engine.optimizer, self._groups)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """One file, written by the first rank."""
+        Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """The file of any strategy, read by every rank."""
+        return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Fill the masters and the parameters."""
+        assert self.lightning_module is not None
+        load_full_state(self.lightning_module, checkpoint["state_dict"])
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """The optimizer's state is in the file, and is ours to restore."""
+        return True
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Fill this rank's part of the optimizer's state."""
+        load_full_optimizer_state(self.deepspeed_engine.optimizer, self._groups, checkpoint["optimizer_states"][0])
+
+
+def drop_gradients(trainer: Trainer, module: nn.Module, optimizer: Optimizer) -> None:
+    """Between backward and the update: make it leave the weights and the optimizer's states as they are.
+
+    Every rank must call it. DeepSpeed leaves an update out, on all ranks, whose gradient is not finite; torch passes
+    over parameters that have none.
+    """
+    if not isinstance(trainer.strategy, DeepSpeedStrategy):
+        optimizer.zero_grad(set_to_none=True)
+        return
+    from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_grad
+
+    parameter = next(each for each in module.parameters() if each.requires_grad)
+    safe_set_full_grad(parameter, torch.full_like(safe_get_full_fp32_param(parameter), math.nan))
 
 
 def single(devices: int | str | list[int] = 1, num_nodes: int = 1) -> str:

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from specdraft.drafters.base import Drafter
-from specdraft.targets.partition import gathered
+from specdraft.training.consolidated import full_state
 
 if TYPE_CHECKING:
     from lightning import Trainer
@@ -27,16 +27,8 @@ def full_precision_drafter(trainer: "Trainer", module: "DrafterModule") -> Draft
     drafter = module.drafter
     if not isinstance(trainer.strategy, DeepSpeedStrategy):
         return drafter.served()
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    state = dict(drafter.named_buffers())
-    for name, parameter in drafter.named_parameters():
-        if parameter.requires_grad:
-            state[name] = safe_get_full_fp32_param(parameter)
-        else:
-            with gathered([parameter]):  # ZeRO-3 cuts the frozen ones too, under a LoRA
-                state[name] = parameter.detach().clone()
+    state = full_state(drafter)
     copy = type(drafter)(**drafter.config())
-    copy.load_state_dict({name: state[name] for name in copy.state_dict()})
+    copy.load_state_dict(state)
     copy.bind(module.target)
     return copy.to(module.device).served()

@@ -13,6 +13,7 @@ from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 from specdraft.training.checkpoints import RunCheckpoint, StopSignal
+from specdraft.training.guard import BadLossGuard
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
 from specdraft.training.schedule import OptimizerSettings
@@ -97,7 +98,12 @@ def make_run(target, tmp_path):
     """Build (trainer, module, data, live, stop) for a run in a directory."""
 
     def make(
-        directory: Path | None = None, max_steps: int = 12, every: int = 4, loss_log: list | None = None, **options: Any
+        directory: Path | None = None,
+        max_steps: int = 12,
+        every: int = 4,
+        loss_log: list | None = None,
+        guard: dict[str, Any] | None = None,
+        **options: Any,
     ):
         torch.manual_seed(1)
         directory = directory or tmp_path / "run"
@@ -123,7 +129,12 @@ def make_run(target, tmp_path):
             "use_distributed_sampler": False,
             "default_root_dir": directory,
         } | options
-        callbacks = [stop, live, RunCheckpoint(directory / "checkpoints", live, stop, every_n_steps=3)]
+        callbacks = [
+            stop,
+            BadLossGuard(directory / "bad-batches", **(guard or {})),
+            live,
+            RunCheckpoint(directory / "checkpoints", live, stop, every_n_steps=3, keep=2),
+        ]
         callbacks += settings.pop("callbacks", [])
         trainer = Trainer(callbacks=callbacks, **settings)
         return trainer, module, RandomData(), live, stop

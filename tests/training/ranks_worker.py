@@ -1,12 +1,14 @@
 """One rank of two: trains every case in turn, and leaves what ``test_ranks.py`` compares.
 
 ``ranks_worker.py OUTPUT CASE...``; rank, world and port come from the environment, as torchrun sets them. One launch
-serves all cases, because starting two processes costs more than all their steps.
+serves all cases, because starting two processes costs more than all their steps. ``FAMILY/CASE>OTHER`` is trained as
+CASE until it is told to stop after half of the steps, and goes on as OTHER.
 """
 
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,8 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
 from specdraft.targets.partition import load_partitioned
 from specdraft.training import strategies
+from specdraft.training.checkpoints import Interrupted, RunCheckpoint, StopSignal
+from specdraft.training.guard import BadLossGuard
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
 from specdraft.training.quiet import quiet
@@ -105,8 +109,8 @@ class Case:
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd", "learning_rate": 0.05, "beta1": 0.0})
     options: dict[str, Any] = field(default_factory=dict)
     placed: bool = False  # the target's layers cut over the ranks
+    bad: bool = False  # a loss that is not a number on the last rank, in a step that is left out
     live: bool = False  # prompts of several lengths decoded while training
-    saved: bool = False  # a checkpoint left behind
 
 
 def zero(stage: int, **options: Any) -> Callable[[], Any]:
@@ -122,12 +126,21 @@ def zero(stage: int, **options: Any) -> Callable[[], Any]:
 ADAMW = {"name": "adamw", "learning_rate": 1e-3}
 CLIPPED = {"gradient_clip_val": 0.5}
 CASES = {
-    "one": Case(ranks=1, saved=True),
+    **{
+        f"{name}-skipped": Case(strategy, ranks=ranks, optimizer=ADAMW, bad=True)
+        for name, strategy, ranks in (
+            ("one", lambda: "auto", 1),
+            ("ddp", lambda: "ddp", 2),
+            ("zero2", zero(2), 2),
+            ("zero3", zero(3), 2),
+        )
+    },
+    "one": Case(ranks=1),
     "accumulated": Case(ranks=1, accumulate=2),
     "ddp": Case(lambda: "ddp"),
     "zero1": Case(zero(1)),
-    "zero2": Case(zero(2), saved=True),
-    "zero3": Case(zero(3), saved=True),
+    "zero2": Case(zero(2)),
+    "zero3": Case(zero(3)),
     "one-live": Case(ranks=1, live=True),
     "zero2-placed": Case(zero(2), placed=True, live=True),
     "zero2-accumulated": Case(zero(2), accumulate=2),
@@ -138,6 +151,7 @@ CASES = {
     "zero2-accumulated-clipped": Case(zero(2), accumulate=2, options=CLIPPED),
     "one-adamw": Case(ranks=1, optimizer=ADAMW),
     "accumulated-adamw": Case(ranks=1, accumulate=2, optimizer=ADAMW),
+    "ddp-adamw": Case(lambda: "ddp", optimizer=ADAMW),
     "zero1-adamw": Case(zero(1), optimizer=ADAMW),
     "zero2-adamw": Case(zero(2), optimizer=ADAMW),
     "zero3-adamw": Case(zero(3), optimizer=ADAMW),
@@ -155,6 +169,10 @@ class Recording(DrafterModule):
         self.partitioned = False
         self.initial = {name: value.detach().clone() for name, value in self.drafter.served().state_dict().items()}
 
+    def _loss(self, batch: Batch, *totals: Any) -> Any:
+        loss, counts = super()._loss(batch, *totals)
+        return loss * getattr(self.drafter, "multiplier", 1.0), counts
+
     def publish(self, values: dict[str, float]) -> None:
         super().publish(values)
         self.losses += [values["train/loss"]] if "train/loss" in values else []
@@ -171,14 +189,26 @@ class Recording(DrafterModule):
         self.moved = max((final - initial).abs().max().item() for final, initial in pairs)
 
 
-class Save(Callback):
-    """Leaves a checkpoint of the last step."""
+class Bad(BadLossGuard):
+    """Leaves a step out whose loss on the last rank it has made NaN."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        pl_module.drafter.multiplier = float("nan") if self.due(trainer) else 1.0
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.save_checkpoint(self.path)
+    def due(self, trainer: Trainer) -> bool:
+        return trainer.global_step == 2 and trainer.global_rank == trainer.world_size - 1
+
+
+class StopAfter(StopSignal):
+    """Tells one rank to stop at a step: all of them do."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step - 1 and trainer.is_global_zero:
+            self.requested = True
 
 
 def placed(directory: Path) -> Target:
@@ -194,8 +224,10 @@ def placed(directory: Path) -> Target:
     return target
 
 
-def run(family: str, name: str, target: Target, output: Path) -> Recording:
-    """Train a case."""
+def run(
+    family: str, name: str, target: Target, output: Path, until: int = STEPS + 1, resume: Path | None = None
+) -> Recording:
+    """Train a case, or a part of it; its checkpoints lie in ``output``."""
     case = CASES[name]
     seed_everything(1, verbose=False)
     module = Recording(FAMILIES[family](target).train(), target, OptimizerSettings(warmup_steps=0, **case.optimizer))
@@ -206,24 +238,29 @@ def run(family: str, name: str, target: Target, output: Path) -> Recording:
         "log_every_n_steps": 1,
         "limit_val_batches": 0,
         "logger": False,
-        "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
     }
-    rank = os.environ["RANK"]  # a case of one rank is trained by both, each by itself
-    mine = case.ranks == 2 or rank == "0"
-    callbacks: list[Callback] = [Save(output / f"{family}-{name}.ckpt")] if case.saved and mine else []
+    if case.ranks == 1:  # is trained by both, each by itself
+        output = output / f"alone-{os.environ['RANK']}"
+    stop = StopAfter(until)
+    live = LiveAcceptance([], output, 0)  # never asked
+    callbacks: list[Callback] = [stop, RunCheckpoint(output / "checkpoints", live, stop, STEPS, keep=1)]
+    if case.bad:
+        callbacks.insert(0, Bad(output / "bad-batches", "skip"))
     if case.live:
         prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [12]]
-        callbacks.append(LiveAcceptance(prompts, output / f"{family}-{name}-drafter-{rank}", STEPS, 3, None, 8))
+        callbacks.append(LiveAcceptance(prompts, output / f"drafter-{os.environ['RANK']}", STEPS, 3, None, 8))
     trainer = Trainer(
         strategy=case.strategy(),
         accumulate_grad_batches=case.accumulate,
         callbacks=callbacks,
         **(options | case.options),
     )
-    trainer.fit(module, Rows(GLOBAL_BATCH // (case.ranks * case.accumulate)))
+    rows = Rows(GLOBAL_BATCH // (case.ranks * case.accumulate))
+    with suppress(Interrupted):
+        trainer.fit(module, rows, ckpt_path=resume, weights_only=True)
     return module
 
 
@@ -236,13 +273,21 @@ def main() -> None:
     cut = None
     for name in sys.argv[2:]:
         family, _, case = name.partition("/")
+        place = output / name.replace("/", "-")
+        before, _, case = case.rpartition(">")
+        resume = None
+        if before:
+            run(family, before, target, place / "before", until=STEPS // 2)
+            rank = os.environ["RANK"] if CASES[case].ranks == 1 else "0"
+            alone = f"alone-{rank}" if CASES[before].ranks == 1 else ""
+            resume = place / "before" / alone / "checkpoints" / "last.ckpt"
         if CASES[case].placed and cut is None:
             cut = placed(output / "target")
             assert cut.identity == target.identity
-        module = run(family, case, cut if CASES[case].placed and cut else target, output)
+        module = run(family, case, cut if CASES[case].placed and cut else target, place, resume=resume)
         if os.environ["RANK"] == "0":
             result = {name: getattr(module, name) for name in ("losses", "accepted", "partitioned", "moved")}
-            torch.save(result | {"weights": module.final}, output / f"{family}-{case}.pt")
+            torch.save(result | {"weights": module.final}, place / "result.pt")
 
 
 if __name__ == "__main__":

@@ -55,10 +55,14 @@ def test_trains_logs_and_keeps_the_target_out(make_run, tmp_path):
 
 
 def test_checkpoint_is_plain_and_holds_the_drafter_alone(make_run, tmp_path):
-    trainer, module, data, *_ = make_run(max_steps=4)
-    trainer.fit(module, data)
+    trainer, module, data, *_ = make_run(max_steps=7)
     directory = tmp_path / "run" / "checkpoints"
-    assert sorted(path.name for path in directory.iterdir()) == ["best.ckpt", "last.ckpt"]
+    directory.mkdir(parents=True)
+    (directory / ".step-000002.ckpt.0123abcd.tmp").touch()  # of a process that was killed while it saved
+    trainer.fit(module, data)
+    kept = ["best.ckpt", "last.ckpt", "step-000006.ckpt", "step-000007.ckpt"]  # of 3, 4, 6 and 7
+    assert sorted(path.name for path in directory.iterdir()) == kept
+    assert (directory / "last.ckpt").resolve().name == "step-000007.ckpt"
     checkpoint = torch.load(directory / "last.ckpt", weights_only=True)
     assert json.dumps(checkpoint["hyper_parameters"]) == '{"run": {"seed": 1}}'
     assert {"drafter.d2t", "drafter.t2d"} < set(checkpoint["state_dict"])
@@ -111,19 +115,6 @@ def test_draft_vocabulary_is_verified_on_resume(make_run, tmp_path):
     module.drafter.set_draft_vocabulary(torch.arange(1, 64, 2))
     with pytest.raises(UserError, match="cannot resume: draft vocabulary hash"):
         trainer.fit(module, data, ckpt_path=tmp_path / "run" / "checkpoints" / "last.ckpt")
-
-
-def test_nan_loss_names_step_and_keeps_the_last_checkpoint(make_run, tmp_path):
-    class Poison(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.global_step == 4:
-                pl_module.drafter.fc.weight.data.fill_(float("nan"))
-
-    trainer, module, data, *_ = make_run(max_steps=8, callbacks=[Poison()])
-    with pytest.raises(UserError, match=r"training loss is nan at step 4 \(batch 4\)"):
-        trainer.fit(module, data)
-    state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert state["global_step"] == 4 and all(torch.isfinite(value).all() for value in state["state_dict"].values())
 
 
 def test_schedule_warms_up_and_decays():

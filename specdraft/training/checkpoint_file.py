@@ -1,0 +1,53 @@
+"""A checkpoint is one file, whole or absent, that holds tensors and plain values alone."""
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+
+from specdraft.errors import UserError
+from specdraft.files import atomic_file
+
+
+class CheckpointFile(TorchCheckpointIO):
+    """Writes and reads checkpoints for every strategy.
+
+    Only the first rank writes. ``failure`` says why the last attempt did not succeed: raised there, it would leave the
+    other ranks waiting.
+    """
+
+    failure: str | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write under a temporary name, bring it to the disk, rename; ``path`` is as before if that fails."""
+        self.failure = None
+        try:
+            with atomic_file(Path(path)) as temporary, temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError, UserError) as error:  # torch wraps what the disk says
+            cause = next((each for each in _causes(error) if isinstance(each, OSError)), error)
+            self.failure = cause.strerror or str(cause) if isinstance(cause, OSError) else str(cause)
+
+    def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
+        """Read tensors and plain values, whatever ``weights_only`` says: a pickle can run code."""
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file is there to its end and its checksums, which torch writes, are those of its content."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return file.testzip() is None
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False
+
+
+def _causes(error: BaseException | None) -> Any:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,30 @@
+"""One run writes into a directory at a time."""
+
+import fcntl
+import os
+import platform
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from specdraft.errors import UserError
+
+
+@rank_zero_only
+def claim(directory: Path) -> None:
+    """Make ``directory`` the first rank's own until it ends, however it ends. Raises UserError if it is another's.
+
+    A lock on a file does that: of a process, not of its children, and the kernel lets it go.
+    """
+    place = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)  # stays open: closing it would let go
+    try:
+        fcntl.lockf(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.read(place, 100).decode(errors="replace").strip() or "unknown"
+        os.close(place)
+        raise UserError(
+            f"another run writes into {directory} (process {owner}): wait for it, stop it, or choose another "
+            "hydra.run.dir"
+        ) from error
+    os.truncate(place, 0)
+    os.write(place, f"{os.getpid()} on {platform.node()}\n".encode())

@@ -1,0 +1,74 @@
+"""Which checkpoint a run continues from."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from specdraft.errors import UserError
+from specdraft.training.checkpoint_file import is_whole
+
+LAST = "last.ckpt"  # a link to the newest
+_STEP = re.compile(r"step-(\d+)\.ckpt")
+
+
+def step_name(step: int) -> str:
+    """The name of the checkpoint after ``step`` optimizer steps."""
+    return f"step-{step:06d}.ckpt"
+
+
+def by_step(directory: Path, until: int | None = None) -> list[Path]:
+    """The checkpoints of a directory that are named by their step, newest first; ``until`` that step, or all."""
+    named = ((_STEP.fullmatch(path.name), path) for path in directory.glob("step-*.ckpt"))
+    numbered = sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
+    return [path for step, path in numbered if until is None or step <= until]
+
+
+def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -> Path | None:
+    """The checkpoint to continue from.
+
+    ``resume`` is None (start anew), "auto" (the newest run below ``family``, the directory that holds the runs of one
+    target and model), a ``.ckpt`` path or a run directory. Instead of a damaged file it is the one before, and ``note``
+    is told. Raises UserError if a given path holds no checkpoint, or if none of those found is whole.
+    """
+    if resume is None:
+        return None
+    if resume == "auto":
+        return _auto(family, note)
+    path = Path(resume).expanduser()
+    candidates = [path] if path.suffix == ".ckpt" else [path / "checkpoints" / LAST, path / LAST]
+    given = next((each for each in candidates if each.exists()), None)
+    if given is None:
+        raise UserError(f"resume={resume}: {candidates[0]} does not exist; give a run directory, a .ckpt path, or auto")
+    if given.name != LAST:
+        return given.resolve()
+    return _newest_whole(_of_run(given.parent), note) or given.resolve()  # whose reading says what is wrong with it
+
+
+def _auto(family: Path, note: Callable[[str], None]) -> Path | None:
+    links = sorted(family.glob(f"*/checkpoints/{LAST}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    if not links:
+        note(f"resume=auto: no earlier run below {family}, starting anew")
+        return None
+    found = _newest_whole([path for link in links for path in _of_run(link.parent)], note)
+    if found is None:
+        raise UserError(
+            f"resume=auto: every checkpoint below {family} is damaged ({links[0].resolve()} is the newest): "
+            "expected one that is whole; restore one and name it with resume=PATH, or start anew without resume="
+        )
+    return found
+
+
+def _of_run(directory: Path) -> list[Path]:
+    last = (directory / LAST).resolve()
+    return [last, *(path.resolve() for path in by_step(directory) if path.resolve() != last)]
+
+
+def _newest_whole(paths: Iterable[Path], note: Callable[[str], None]) -> Path | None:
+    damaged: list[Path] = []
+    for path in paths:
+        if is_whole(path):
+            if damaged:
+                note(f"{', '.join(map(str, damaged))} cannot be read to the end: resuming from {path}, the one before")
+            return path
+        damaged.append(path)
+    return None
