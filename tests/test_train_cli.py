@@ -170,8 +170,12 @@ class Payload:
 def test_a_file_of_ones_own_goes_from_regeneration_to_an_export(train, arguments, tmp_path):
     """Conversations of two turns in a file: the target answers both, and a head that learnt from it is exported."""
     turns = [
-        [{"role": "user", "content": f"add {i}"}, {"role": "assistant", "content": "no"}]
-        + [{"role": "user", "content": f"return {i}"}, {"role": "assistant", "content": "never"}]
+        [
+            {"role": "user", "content": f"add {i}"},
+            {"role": "assistant", "content": "no"},
+            {"role": "user", "content": f"return {i}"},
+            {"role": "assistant", "content": "never"},
+        ]
         for i in range(60)
     ]
     mine = tmp_path / "mine.jsonl"

@@ -1,6 +1,7 @@
 """The evaluation as one HTML page: no script, no network; it follows the reader's light or dark mode."""
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,19 @@ _STYLE = """
   --line: #2d3543; --one: #56b4e9; --bad: #ff9d7a; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 64rem; margin: 0 auto; padding: 1.6rem 1rem 4rem; overflow-wrap: anywhere; }
+main { max-width: 72rem; margin: 0 auto; padding: 1.6rem 1rem 4rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0; line-height: 1.25; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
-p { margin: .2rem 0 .8rem; color: var(--soft); } .bad { color: var(--bad); font-weight: 600; }
+p { margin: .2rem 0 .8rem; max-width: 52rem; color: var(--soft); } .bad { color: var(--bad); font-weight: 600; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .8rem 1rem; margin: 0; }
 .advice { border-left: 4px solid var(--one); margin: .8rem 0; } .advice p { color: var(--text); font-size: 1.05rem;
-  margin: 0; } .flags { margin: .5rem 0 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
+  margin: 0; max-width: none; } .date { white-space: nowrap; } .flags { margin: .5rem 0 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem; margin: 1.2rem 0; }
 .figures b { display: block; font-size: 1.7rem; line-height: 1.25; } .figures span { color: var(--soft);
   font-size: .85rem; }
 .scroll { overflow-x: auto; margin-bottom: .8rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; font-size: .85rem; vertical-align: bottom; }
+th { color: var(--soft); font-weight: 500; font-size: .85rem; vertical-align: bottom; white-space: normal; }
 tr:last-child td { border-bottom: 0; } th:first-child, td:first-child { text-align: left; }
 td small { color: var(--soft); }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: .8rem;
@@ -61,9 +62,9 @@ def html(evaluation: Mapping[str, Any]) -> str:
     baseline = {each["temperature"]: each for each in evaluation["baseline"]}
     drafters = list(dict.fromkeys(row["drafter"] for row in evaluation["results"]))
     figures = [
-        (f"{_number(first['acceptance_length'], 2)}", f"acceptance length at temperature {first['temperature']:g}"),
+        (f"{_number(first['acceptance_length'], 2)}", f"acceptance length at temperature\u00a0{first['temperature']:g}"),
         (f"{_number(first['speedup'], 2)}×", "measured speedup over the same loop without drafting"),
-        (_share(first["draft_acceptance_rate"]), f"of the drafted tokens accepted, K = {first['num_draft_tokens']}"),
+        (_share(first["draft_acceptance_rate"]), f"of the drafted tokens accepted, K\u00a0=\u00a0{first['num_draft_tokens']}"),
         (_share(baseline[first["temperature"]]["distinct_4gram"]), "distinct 4-grams in the target's own answers"),
     ]
     sections = []
@@ -85,7 +86,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
     return environment.get_template("report.html.jinja").render(
         title=f"{first['drafter']} for {settings['target']['name']}",
         style=Markup(_STYLE + charts.STYLE + coloured.STYLE),
-        created=evaluation["created"],
+        created=_when(evaluation["created"]),
         settings=settings,
         machine={**evaluation["machine"], **evaluation["versions"]},
         warnings=list(_warnings(evaluation)),
@@ -113,6 +114,10 @@ def _warnings(evaluation: Mapping[str, Any]) -> Iterable[str]:
                 f"{settings['rule']}: the first token of a round of {row['drafter']} is {row['divergence']:.3f} (total "
                 "variation, mean over rounds) away from the target's distribution."
             )
+
+
+def _when(created: str) -> str:
+    return datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _sample(recorded: Mapping[str, Any]) -> dict[str, Any]:
