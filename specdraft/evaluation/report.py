@@ -28,10 +28,11 @@ h1 { font-size: 1.5rem; margin: 0; line-height: 1.25; } h2 { font-size: 1.15rem;
 p { margin: .2rem 0 .8rem; max-width: 52rem; color: var(--soft); } .bad { color: var(--bad); font-weight: 600; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .8rem 1rem; margin: 0; }
 .advice { border-left: 4px solid var(--one); margin: .8rem 0; } .advice p { color: var(--text); font-size: 1.05rem;
-  margin: 0; max-width: none; } .date { white-space: nowrap; } .flags { margin: .5rem 0 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
+  margin: 0; max-width: none; } .date { white-space: nowrap; }
+.flags { margin: .5rem 0 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem; margin: 1.2rem 0; }
-.figures b { display: block; font-size: 1.7rem; line-height: 1.25; } .figures span { color: var(--soft);
-  font-size: .85rem; }
+.figures b { display: block; font-size: 1.7rem; line-height: 1.25; }
+.figures span { display: block; color: var(--soft); font-size: .85rem; text-wrap: balance; }
 .scroll { overflow-x: auto; margin-bottom: .8rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
@@ -62,9 +63,9 @@ def html(evaluation: Mapping[str, Any]) -> str:
     baseline = {each["temperature"]: each for each in evaluation["baseline"]}
     drafters = list(dict.fromkeys(row["drafter"] for row in evaluation["results"]))
     figures = [
-        (f"{_number(first['acceptance_length'], 2)}", f"acceptance length at temperature\u00a0{first['temperature']:g}"),
+        (f"{_number(first['acceptance_length'], 2)}", f"acceptance length at temperature {first['temperature']:g}"),
         (f"{_number(first['speedup'], 2)}×", "measured speedup over the same loop without drafting"),
-        (_share(first["draft_acceptance_rate"]), f"of the drafted tokens accepted, K\u00a0=\u00a0{first['num_draft_tokens']}"),
+        (_share(first["draft_acceptance_rate"]), f"of the drafted tokens accepted, K = {first['num_draft_tokens']}"),
         (_share(baseline[first["temperature"]]["distinct_4gram"]), "distinct 4-grams in the target's own answers"),
     ]
     sections = []
