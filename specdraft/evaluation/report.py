@@ -45,7 +45,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; ma
 dt { color: var(--soft); } dd { margin: 0; min-width: 0; } summary { cursor: pointer; }
 .answer { margin: .8rem 0; } .question { white-space: pre-wrap; color: var(--soft);
   font: 12px/1.5 ui-monospace, monospace; border-bottom: 1px solid var(--line); padding-bottom: .6rem; }
-#rejected:not(:checked) ~ .answer s { display: none; }
+p.sample { max-width: none; } #rejected:not(:checked) ~ .answer s { display: none; }
 """
 
 
