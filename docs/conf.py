@@ -19,6 +19,8 @@ exclude_patterns = ["Thumbs.db", ".DS_Store"]
 nitpicky = True
 
 html_theme = "furo"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_title = f"specdraft {release}"
 html_theme_options = {"navigation_with_keys": True}
 html_show_copyright = False

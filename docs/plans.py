@@ -11,11 +11,11 @@ from specdraft.training.plan import Plan, make_plan
 
 PAGE, CONF = Path(__file__).parent / "planning.md", Path(__file__).parents[1] / "conf"
 BEGIN, END = "<!-- computed by docs/plans.py -->\n", "<!-- end -->\n"
-TARGETS = {"llama-8b": "8B", "llama-70b": "70B", "qwen3-235b-a22b": "235B-A22B"}
+TARGETS = {"llama-8b": "8B", "llama-70b": "70B", "qwen3-235b-a22b": "235B‑A22B"}
 SETTINGS = ("model=eagle3", "strategy=deepspeed_zero2", "data.sequence_length=2048", "data.batch_size=4")
 HEADER = (
-    "| target | GPUs | placement | memory per GPU | fits | tokens/s | hours per 10^9 tokens | bottleneck |\n"
-    "|---|---|---|---|---|---|---|---|\n"
+    "| target | GPUs | placement | memory per GPU | fits | tokens/s | hours per 10⁹ tokens | bottleneck |\n"
+    "|---|---|---|---:|---|---:|---:|---|\n"
 )
 
 
@@ -41,11 +41,11 @@ def _row(title: str, gpu: str, placement: str, plan: Plan) -> str:
     fits = "yes" if plan.memory_per_device < plan.memory_there else "no"
     cells = (
         title,
-        f"{plan.devices} x {gpu.upper()}",
+        f"{plan.devices} × {gpu.upper()}",
         placement,
         f"{plan.memory_per_device / 1e9:.0f} GB",
         fits,
-        f"{plan.tokens_per_second:,.0f}",
+        f"{float(f'{plan.tokens_per_second:.3g}'):,.0f}",
         f"{plan.hours(1e9):.3g}",
         plan.bottleneck,
     )

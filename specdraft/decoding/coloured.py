@@ -64,8 +64,10 @@ def coloured(found: Sequence[Piece]) -> str:
 
 
 def _marked(piece: Piece) -> str:
-    """Indentation is not underlined, except where it is all there is."""
+    """Indentation is not underlined, except where it is all there is; that of a rejected draft goes with it."""
     tag, bare = _TAGS[piece.kind], piece.text.lstrip() or piece.text
+    if piece.kind == REJECTED:
+        bare = piece.text
     return f"{piece.text.removesuffix(bare)}<{tag}>{escape(bare)}</{tag}>"
 
 

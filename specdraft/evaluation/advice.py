@@ -39,7 +39,9 @@ class Advice:
         else:
             end = f"; turn it off from {self.loses_from} requests side by side, where no chain gains."
         more = " It is the longest draft that was measured: a longer one may gain more." if self.longest else ""
-        return start + end + more
+        losing = " and ".join(t for t, gain in self.expected.items() if gain < 1)
+        unless = f" At temperature {losing} it loses: do not draft there." if losing else ""
+        return start + end + more + unless
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""

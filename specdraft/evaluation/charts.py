@@ -13,10 +13,10 @@ from math import floor
 WIDTH = 340
 COLOURS = ("#0072b2", "#c75000", "#007a5a", "#a3478a")
 _TEXT, _LINE = "#4f5969", "#d5dae2"
-_LEFT, _RIGHT, _ROW = 38, 10, 15
+_LEFT, _RIGHT, _ROW = 42, 10, 17
 
 STYLE = """
-.chart { width: 100%; max-width: 34rem; height: auto; display: block; font: 11px system-ui, sans-serif; }
+.chart { width: 100%; max-width: 27rem; height: auto; display: block; font: 12.5px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) {
   .chart .t { fill: #a9b3c2; } .chart .t-line { stroke: #a9b3c2; }
   .chart .g { stroke: #333c4b; } .chart .fp { fill: #1a1f28; }
@@ -53,7 +53,7 @@ def lines(title: str, series: Sequence[Series], x_label: str, y_from: float = 0.
     xs = sorted({point.x for each in drawn for point in each.points})
     tops = [value for each in drawn for p in each.points for value in (p.y, *(p.interval or ())[1:])]
     ticks = _ticks(y_from, max([*tops, 1.0 if one else 0.0], default=1.0))
-    top, height = 8 + _ROW * len(drawn), 150
+    top, height = 12 + _ROW * len(drawn), 150
     bottom = top + height
     x_of = {x: _LEFT + (WIDTH - _LEFT - _RIGHT) * (place + 0.5) / len(xs) for place, x in enumerate(xs)}
 
@@ -63,8 +63,8 @@ def lines(title: str, series: Sequence[Series], x_label: str, y_from: float = 0.
     parts = [_legend(drawn), *(_grid(y_of(tick), _number(tick)) for tick in ticks)]
     if one:
         parts.append(_path(f"M{_LEFT} {y_of(1):.1f}H{WIDTH - _RIGHT}", _TEXT, "t-line", 'stroke-dasharray="4 3"'))
-    parts += [_text(x, bottom + 15, _number(value), "middle") for value, x in x_of.items()]
-    parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 31, x_label, "middle"))
+    parts += [_text(x, bottom + 16, _number(value), "middle") for value, x in x_of.items()]
+    parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 34, x_label, "middle"))
     for place, each in enumerate(drawn):
         number = (place if each.number is None else each.number) % len(COLOURS)
         shift = 3.5 * (place - (len(drawn) - 1) / 2) if any(p.interval for p in each.points) else 0.0
@@ -79,36 +79,36 @@ def lines(title: str, series: Sequence[Series], x_label: str, y_from: float = 0.
                 parts.append(_path(way, COLOURS[number], f"s{number}"))
             hint = f"{each.name}, {x_label} {_number(point.x)}: {point.y:.3g}{_within(point)}"
             parts.append(_mark(x, y, number, each.line, hint))
-    return _svg(title, bottom + 38, parts)
+    return _svg(title, bottom + 42, parts)
 
 
 def bars(title: str, series: Sequence[Series], x_label: str) -> str:
     """Shares of a whole side by side, as per cent: a histogram."""
     xs = sorted({point.x for each in series for point in each.points})
     ticks = _ticks(0.0, max((p.y for each in series for p in each.points), default=1.0))
-    top, height = 8 + _ROW * len(series), 130
+    top, height = 12 + _ROW * len(series), 150
     bottom, slot = top + height, (WIDTH - _LEFT - _RIGHT) / max(len(xs), 1)
     thick = 0.8 * slot / len(series)
     parts = [_legend(series, squares=True)]
     for tick in ticks:
         parts.append(_grid(bottom - height * tick / ticks[-1], f"{100 * tick:.3g}%"))
     for place, x in enumerate(xs):
-        parts.append(_text(_LEFT + slot * (place + 0.5), bottom + 15, _number(x), "middle"))
+        parts.append(_text(_LEFT + slot * (place + 0.5), bottom + 16, _number(x), "middle"))
     for number, each in enumerate(series):
         for point in each.points:
             tall = height * point.y / ticks[-1]
             left = _LEFT + slot * (xs.index(point.x) + 0.1) + thick * number
             box = (left, bottom - tall, max(thick - 1.5, 1), tall)
             parts.append(_bar(box, number, f"{each.name}, {_number(point.x)} {x_label}: {100 * point.y:.1f} %"))
-    parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 31, x_label, "middle"))
-    return _svg(title, bottom + 38, parts)
+    parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 34, x_label, "middle"))
+    return _svg(title, bottom + 42, parts)
 
 
 def rows(title: str, labels: Sequence[str], series: Sequence[Series], x_label: str, x_from: float = 0.0) -> str:
     """A row for each label with a point of each series: ``Point.x`` numbers the row, ``Point.y`` lies along it."""
     highest = max((v for s in series for p in s.points for v in (p.y, *(p.interval or ())[1:])), default=1.0)
     ticks = _ticks(x_from, highest)
-    left, top = 104, 8 + _ROW * len(series)
+    left, top = 118, 12 + _ROW * len(series)
     step = 12 + 11 * len(series)
     bottom = top + step * len(labels)
 
@@ -118,10 +118,10 @@ def rows(title: str, labels: Sequence[str], series: Sequence[Series], x_label: s
     parts = [_legend(series)]
     for tick in ticks:
         parts.append(_path(f"M{x_of(tick):.1f} {top}V{bottom}", _LINE, "g"))
-        parts.append(_text(x_of(tick), bottom + 15, _number(tick), "middle"))
+        parts.append(_text(x_of(tick), bottom + 16, _number(tick), "middle"))
     for row, label in enumerate(labels):
         short = label if len(label) <= 16 else label[:15] + "…"
-        parts.append(_text(left - 8, top + step * (row + 0.5) + 4, short, "end"))
+        parts.append(_text(left - 8, top + step * (row + 0.5) + 5, short, "end"))
     for number, each in enumerate(series):
         for point in each.points:
             y = top + step * point.x + 12 + 11 * number
@@ -130,14 +130,14 @@ def rows(title: str, labels: Sequence[str], series: Sequence[Series], x_label: s
                 parts.append(_path(f"M{low:.1f} {y:.1f}H{high:.1f}", COLOURS[number % 4], f"s{number % 4}"))
             hint = f"{each.name}, {labels[int(point.x)]}: {point.y:.3g}{_within(point)}"
             parts.append(_mark(x_of(point.y), y, number % 4, True, hint))
-    parts.append(_text((left + WIDTH - _RIGHT) / 2, bottom + 31, x_label, "middle"))
-    return _svg(title, bottom + 38, parts)
+    parts.append(_text((left + WIDTH - _RIGHT) / 2, bottom + 34, x_label, "middle"))
+    return _svg(title, bottom + 42, parts)
 
 
 def standalone(svg: str) -> str:
     """The chart as a file of its own, on white."""
     return svg.replace(
-        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11" ', 1
+        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12.5" ', 1
     ).replace("<g>", f'<rect width="{WIDTH}" height="1000" fill="#fff"/><g>', 1)
 
 

@@ -92,7 +92,7 @@ def temperature_charts(results: Sequence[Row], categories: Sequence[Row]) -> Ite
         found = zip(row["conditional_acceptance_rate"], row["conditional_acceptance_interval"], strict=True)
         points = [Point(i, rate, interval) for i, (rate, interval) in enumerate(found, 1) if rate is not None]
         series.append(Series(row["drafter"], points))
-    caption = "Acceptance by position, where it was reached"
+    caption = "Acceptance by position reached"
     yield caption, lines(caption, series, "position in the draft")
     caption = "Accepted tokens of a round"
     yield caption, bars(caption, [Series(row["drafter"], _histogram(row)) for row in results], "accepted tokens")

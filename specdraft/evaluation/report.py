@@ -1,6 +1,7 @@
 """The evaluation as one HTML page: no script, no network; it follows the reader's light or dark mode."""
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,20 @@ _STYLE = """
   --line: #2d3543; --one: #56b4e9; --bad: #ff9d7a; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 64rem; margin: 0 auto; padding: 1.6rem 1rem 4rem; overflow-wrap: anywhere; }
+main { max-width: 72rem; margin: 0 auto; padding: 1.6rem 1rem 4rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0; line-height: 1.25; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
-p { margin: .2rem 0 .8rem; color: var(--soft); } .bad { color: var(--bad); font-weight: 600; }
+p { margin: .2rem 0 .8rem; max-width: 52rem; color: var(--soft); } .bad { color: var(--bad); font-weight: 600; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .8rem 1rem; margin: 0; }
 .advice { border-left: 4px solid var(--one); margin: .8rem 0; } .advice p { color: var(--text); font-size: 1.05rem;
-  margin: 0; } .flags { margin: .5rem 0 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
+  margin: 0; max-width: none; } .date { white-space: nowrap; }
+.flags { margin: .5rem 0 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem; margin: 1.2rem 0; }
-.figures b { display: block; font-size: 1.7rem; line-height: 1.25; } .figures span { color: var(--soft);
-  font-size: .85rem; }
+.figures b { display: block; font-size: 1.7rem; line-height: 1.25; }
+.figures span { display: block; color: var(--soft); font-size: .85rem; text-wrap: balance; }
 .scroll { overflow-x: auto; margin-bottom: .8rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; font-size: .85rem; vertical-align: bottom; }
+th { color: var(--soft); font-weight: 500; font-size: .85rem; vertical-align: bottom; white-space: normal; }
 tr:last-child td { border-bottom: 0; } th:first-child, td:first-child { text-align: left; }
 td small { color: var(--soft); }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: .8rem;
@@ -43,7 +45,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; ma
 dt { color: var(--soft); } dd { margin: 0; min-width: 0; } summary { cursor: pointer; }
 .answer { margin: .8rem 0; } .question { white-space: pre-wrap; color: var(--soft);
   font: 12px/1.5 ui-monospace, monospace; border-bottom: 1px solid var(--line); padding-bottom: .6rem; }
-#rejected:not(:checked) ~ .answer s { display: none; }
+p.sample { max-width: none; } #rejected:not(:checked) ~ .answer s { display: none; }
 """
 
 
@@ -85,7 +87,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
     return environment.get_template("report.html.jinja").render(
         title=f"{first['drafter']} for {settings['target']['name']}",
         style=Markup(_STYLE + charts.STYLE + coloured.STYLE),
-        created=evaluation["created"],
+        created=_when(evaluation["created"]),
         settings=settings,
         machine={**evaluation["machine"], **evaluation["versions"]},
         warnings=list(_warnings(evaluation)),
@@ -113,6 +115,10 @@ def _warnings(evaluation: Mapping[str, Any]) -> Iterable[str]:
                 f"{settings['rule']}: the first token of a round of {row['drafter']} is {row['divergence']:.3f} (total "
                 "variation, mean over rounds) away from the target's distribution."
             )
+
+
+def _when(created: str) -> str:
+    return datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _sample(recorded: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from transformers.utils import logging as transformers_logging
 
 _HARMLESS = (
     r".*does not have many workers.*",  # packed rows lie in memory
+    r"The number of training batches .* is smaller than the logging interval.*",  # lines are logged by step, not epoch
     r".*isinstance\(treespec, LeafSpec\).*",  # inside Lightning
     r"The dirpath has changed from.*",  # a resumed run has a directory of its own; the best head is brought along
     r".*ended before the epoch ended and your dataloader is not resumable.*",  # the data module resumes it

@@ -1,5 +1,7 @@
 """Coloured text: every character of the answer once, by where it came from; nothing in it can break a page."""
 
+import re
+
 from specdraft.decoding.coloured import ACCEPTED, CORRECTED, OWN, REJECTED, Piece, coloured, pieces
 from specdraft.decoding.trace import Round, Trace
 
@@ -29,3 +31,9 @@ def test_half_a_character_waits_for_its_other_half(tokenizer):
 def test_marks_do_not_depend_on_colour():
     html = coloured([Piece("  a<b", ACCEPTED), Piece("c&", REJECTED), Piece("d", CORRECTED), Piece("\n", OWN)])
     assert html == '<pre class="sample">  <u>a&lt;b</u><s>c&amp;</s><b>d</b><i>\n</i></pre>'
+
+
+def test_without_its_rejected_drafts_the_page_shows_the_answer():
+    html = coloured([Piece("if", OWN), Piece("  not\n    x", REJECTED), Piece(" a", ACCEPTED), Piece(" b", CORRECTED)])
+    shown = re.sub(r"<s>.*?</s>", "", html, flags=re.DOTALL)
+    assert re.sub(r"<.+?>", "", shown) == "if a b"

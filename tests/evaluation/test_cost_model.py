@@ -65,6 +65,12 @@ def test_advice_says_what_the_model_says(model):
         "Draft 2 tokens a round with eagle3 and expect to decode 1.50 times as fast at temperature 0; turn it off from "
         "4 requests side by side, where no chain gains."
     )
+    warm = predict("eagle3", 1.0, {(1, None): StepTime(0.0, 1.0), (1, CHAINS[2]): StepTime(0.2, 1.8)}, [1.3, 1.5], {})
+    assert advise([model, warm], "eagle3").sentence == (
+        "Draft 2 tokens a round with eagle3 and expect to decode 1.50 times as fast at temperature 0 and 0.75 times as "
+        "fast at temperature 1; turn it off from 4 requests side by side, where no chain gains. At temperature 1 it "
+        "loses: do not draft there."
+    )
     assert advise([model], "hydra").vllm is None  # vLLM serves no Hydra
 
 

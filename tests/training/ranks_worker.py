@@ -160,11 +160,12 @@ CASES = {
 
 
 class Recording(DrafterModule):
-    """Keeps the loss of every optimizer step, as logged, and the drafter as it would be saved."""
+    """Keeps the loss and the gradient norm of every optimizer step, as logged, and the drafter as it would be saved."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.losses: list[float] = []
+        self.norms: list[float] = []
         self.accepted: list[float] = []
         self.partitioned = False
         self.initial = {name: value.detach().clone() for name, value in self.drafter.served().state_dict().items()}
@@ -176,6 +177,7 @@ class Recording(DrafterModule):
     def publish(self, values: dict[str, float]) -> None:
         super().publish(values)
         self.losses += [values["train/loss"]] if "train/loss" in values else []
+        self.norms += [values["train/grad_norm"]] if "train/grad_norm" in values else []
         self.accepted += [values["acceptance_length"]] if "acceptance_length" in values else []
 
     def on_train_start(self) -> None:
@@ -286,7 +288,7 @@ def main() -> None:
             assert cut.identity == target.identity
         module = run(family, case, cut if CASES[case].placed and cut else target, place, resume=resume)
         if os.environ["RANK"] == "0":
-            result = {name: getattr(module, name) for name in ("losses", "accepted", "partitioned", "moved")}
+            result = {name: getattr(module, name) for name in ("losses", "norms", "accepted", "partitioned", "moved")}
             torch.save(result | {"weights": module.final}, place / "result.pt")
 
 

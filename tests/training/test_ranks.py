@@ -74,6 +74,12 @@ def test_adamw_gives_the_same_within_what_its_first_steps_amplify(trained, case)
     assert losses < 1e-5 and weights < 1e-3
 
 
+@pytest.mark.parametrize("case", [*SGD, *CLIPPED, *CHECKPOINTED, *ADAMW])
+def test_the_logged_gradient_norm_is_that_of_the_global_batch_before_clipping(trained, case):
+    one = trained((SGD | CLIPPED | CHECKPOINTED | ADAMW)[case])["norms"]
+    assert len(one) == 4 and trained(case)["norms"] == pytest.approx(one, rel=1e-5)
+
+
 @pytest.mark.parametrize("case", PLACED)
 def test_a_target_cut_over_the_ranks_teaches_and_measures_the_same(trained, case):
     """Ranks have different numbers of rows, and prompts of different lengths: neither may wait for the other."""
