@@ -31,7 +31,7 @@ REPOSITORY = HERE.parent.parent
 MAX_NEW_TOKENS = 64
 TRAINING = [
     "trainer.accelerator=cpu",
-    "data.limit=400",  # the same for all, so that the target answers once
+    "data.limit=256",  # the same for all, so that the target answers once
     "data.validation_limit=16",
     "live.every_n_steps=0",
     "live.prompts=8",
@@ -40,10 +40,10 @@ TRAINING = [
 ]
 # Enough to be accepted in a minute or two of 2 cores; a better drafter would show nothing more.
 MODELS = {
-    "eagle3": ["trainer.max_steps=250"],
-    "eagle": ["trainer.max_steps=250"],
-    "medusa": ["trainer.max_steps=150", "model.draft_vocab_size=null"],  # as engines serve it
-    "draft": ["trainer.max_steps=150"],
+    "eagle3": ["trainer.max_steps=200"],
+    "eagle": ["trainer.max_steps=150"],
+    "medusa": ["trainer.max_steps=100", "model.draft_vocab_size=null"],  # as engines serve it
+    "draft": ["trainer.max_steps=100"],
 }
 # Equality means nothing for a drafter that is not accepted; Medusa's later heads seldom are.
 LEAST_ACCEPTANCE_LENGTH = {"eagle3": 1.8, "eagle": 1.5, "medusa": 1.3, "draft_model": 1.5}
