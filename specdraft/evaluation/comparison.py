@@ -46,13 +46,15 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
                     f"evaluations differ in {key} ({first['settings'].get(key)} and {other['settings'].get(key)}): "
                     "expected the same prompts decoded in the same way, or there is nothing to compare"
                 )
+    checkpoints = [each["settings"]["checkpoint"] for each in evaluations]
     together: dict[str, Any] = {**first, **{name: [] for name in _GATHERED}}
-    for number, each in enumerate(evaluations):
-        own = each["results"][0]["drafter"]
-        name = f"{own} {_run(each['settings']['checkpoint'])}"
-        for kind in _GATHERED:
-            rows = [row for row in each[kind] if row["drafter"] == own or number == 0]
-            together[kind] += [{**row, "drafter": name if row["drafter"] == own else row["drafter"]} for row in rows]
+    together["settings"] = {**first["settings"], "compared": checkpoints[1:]}
+    for kind in _GATHERED:
+        for each, checkpoint in zip(evaluations, checkpoints, strict=True):
+            own = each["results"][0]["drafter"]
+            name = f"{own} {_run(checkpoint)}"
+            together[kind] += [{**row, "drafter": name} for row in each[kind] if row["drafter"] == own]
+        together[kind] += [row for row in first[kind] if row["drafter"] != first["results"][0]["drafter"]]
     return together
 
 

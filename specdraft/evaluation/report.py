@@ -62,10 +62,15 @@ def html(evaluation: Mapping[str, Any]) -> str:
     settings, first = evaluation["settings"], evaluation["results"][0]
     baseline = {each["temperature"]: each for each in evaluation["baseline"]}
     drafters = list(dict.fromkeys(row["drafter"] for row in evaluation["results"]))
+    compared = drafters[: 1 + len(settings.get("compared", []))]
+    whose = f"{first['drafter']}: " if len(compared) > 1 else ""
     figures = [
-        (f"{_number(first['acceptance_length'], 2)}", f"acceptance length at temperature {first['temperature']:g}"),
-        (f"{_number(first['speedup'], 2)}×", "measured speedup over the same loop without drafting"),
-        (_share(first["draft_acceptance_rate"]), f"of the drafted tokens accepted, K = {first['num_draft_tokens']}"),
+        (_number(first["acceptance_length"], 2), f"{whose}acceptance length at temperature {first['temperature']:g}"),
+        (f"{_number(first['speedup'], 2)}×", f"{whose}measured speedup over the same loop without drafting"),
+        (
+            _share(first["draft_acceptance_rate"]),
+            f"{whose}of the drafted tokens accepted, K = {first['num_draft_tokens']}",
+        ),
         (_share(baseline[first["temperature"]]["distinct_4gram"]), "distinct 4-grams in the target's own answers"),
     ]
     sections = []
@@ -85,7 +90,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
             }
         )
     return environment.get_template("report.html.jinja").render(
-        title=f"{first['drafter']} for {settings['target']['name']}",
+        title=f"{', '.join(compared)} for {settings['target']['name']}",
         style=Markup(_STYLE + charts.STYLE + coloured.STYLE),
         created=_when(evaluation["created"]),
         settings=settings,

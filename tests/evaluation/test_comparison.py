@@ -41,7 +41,7 @@ def test_a_multirun_ends_with_a_page(tmp_path):
         (tmp_path / str(number) / "evaluation.json").write_text(json.dumps(evaluation(drafter, run)))
     ComparisonPage().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
-    assert "eagle3 a" in page and "medusa b" in page and "<no>" not in page
+    assert "<h1>eagle3 a, medusa b for " in page and "<no>" not in page
 
 
 def test_charts_as_png(tmp_path):
