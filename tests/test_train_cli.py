@@ -4,9 +4,11 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -198,6 +200,57 @@ def test_a_checkpoint_that_would_run_code_is_not_resumed(train, arguments, tmp_p
     status, _, err = train(*arguments, f"resume={tmp_path / 'foreign.ckpt'}")
     assert status == 2 and "foreign.ckpt is damaged, or holds more than tensors and settings" in err
     assert not (tmp_path / "ran").exists()
+
+
+def test_nothing_is_asked_of_the_network_once_training_begins(train, arguments, tmp_path, monkeypatch):
+    """The hub may vanish in the midst of a run: training, evaluation and export open no connection."""
+    from specdraft.training import fit
+
+    begin = fit.fit
+
+    def alone(*args):
+        def connect(self, address):
+            raise AssertionError(f"asked {address}")
+
+        monkeypatch.setattr(socket.socket, "connect", connect)
+        with pytest.raises(AssertionError, match="asked"):
+            urllib.request.urlopen("http://127.0.0.1:9")  # the guard works
+        return begin(*args)
+
+    monkeypatch.setattr(fit, "fit", alone)
+    status, _, err = train(*arguments)
+    assert status == 0, err
+    run = tmp_path / "family" / "run"
+    assert (run / "evaluation.json").is_file() and (run / "export-vllm" / "config.json").is_file()
+
+
+def test_logging_survives_a_server_that_does_not_answer(train, arguments, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setattr("specdraft.training.loggers.INIT_SECONDS", 2.0)
+    began = time.monotonic()
+    status, _, err = train(*arguments, "evaluate=false", "export=null", "logger=[csv,wandb]")
+    assert status == 0, err
+    assert "W&B's server does not answer: the run is logged offline" in err
+    assert time.monotonic() - began < 60
+    run = tmp_path / "family" / "run"
+    assert len(losses(run)) == 4 and list(run.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_a_second_run_in_the_same_directory_is_refused(train, arguments, tmp_path):
+    run = tmp_path / "family" / "run"
+    run.mkdir(parents=True)
+    (run / "metrics.csv").write_text("of the first\n")
+    claiming = (
+        "import sys, pathlib, specdraft.training.claim as c; c.claim(pathlib.Path(sys.argv[1])); print(); input()"
+    )
+    command = [sys.executable, "-c", claiming, str(run)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as first:
+        assert first.stdout is not None and first.stdout.readline()
+        status, _, err = train(*arguments)
+        first.kill()
+    assert status == 2 and f"error: another run writes into {run} (process {first.pid} on" in err
+    assert (run / "metrics.csv").read_text() == "of the first\n"
 
 
 @pytest.mark.parametrize("model", ["draft", "eagle", "eagle3_1", "medusa"])

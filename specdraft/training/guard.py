@@ -52,6 +52,8 @@ class BadLossGuard(Callback):
     ) -> None:
         """Judge the step. Raises UserError on every rank if the run is to stop: the weights are those before it."""
         module = cast("DrafterModule", pl_module)
+        if not module.ends_step():
+            return
         batches = module.step_batches
         loss = torch.stack([each for _, _, each in batches]).sum() / len(batches)
         if trainer.world_size > 1:

@@ -155,6 +155,8 @@ class DrafterModule(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the step; of one that will be logged, keep the learning rate and the gradient norm before clipping."""
+        if not self.ends_step():
+            return
         for counts in self._step_counts:
             self._training.add(counts)
         if (self.trainer.global_step + 1) % log_interval(self.trainer):
@@ -163,6 +165,10 @@ class DrafterModule(LightningModule):
         gradients = [parameter.grad for parameter in self.drafter.parameters() if parameter.grad is not None]
         if gradients:  # DeepSpeed keeps them to itself
             self._step_values["train/grad_norm"] = torch.nn.utils.get_total_norm(gradients).item()
+
+    def ends_step(self) -> bool:
+        """Whether the batch under way is the last of its optimizer step: DeepSpeed is asked for one after each."""
+        return not self.trainer.fit_loop.epoch_loop._should_accumulate()
 
     def leave_out_step(self) -> None:
         """Of a step without an update nothing is counted."""

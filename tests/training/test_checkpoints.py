@@ -20,7 +20,7 @@ RESUMED = (
     "accumulated>ddp",
     "ddp>zero2",
 )
-SKIPPED = ("one", "ddp", "zero2", "zero3")
+SKIPPED = ("one", "ddp", "zero2", "zero2-accumulated", "zero3")
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,10 @@ def test_a_bad_step_of_one_rank_is_left_out_by_all(trained, case):
     folder = trained.output / f"eagle3-{case}-skipped" / ("alone-0" if case == "one" else "") / "bad-batches"
     rank = 0 if case == "one" else 1
     with safe_open(folder / f"step-000002-rank-{rank}.safetensors", "pt") as file:
-        assert file.metadata()["rank"] == str(rank) and len(file.get_tensor("rows")) == 4 // (1 + rank)
-        assert torch.isnan(file.get_tensor("losses")).all()
+        assert file.metadata()["rank"] == str(rank) and len(file.get_tensor("rows")) == len(
+            file.get_tensor("input_ids")
+        ) == 4 // (1 + rank)
+        assert torch.isnan(file.get_tensor("losses")).any()
 
 
 def test_the_files_are_alike(trained):

@@ -1,5 +1,6 @@
 import csv
 import json
+import time
 
 import pytest
 import torch
@@ -115,6 +116,20 @@ def test_draft_vocabulary_is_verified_on_resume(make_run, tmp_path):
     module.drafter.set_draft_vocabulary(torch.arange(1, 64, 2))
     with pytest.raises(UserError, match="cannot resume: draft vocabulary hash"):
         trainer.fit(module, data, ckpt_path=tmp_path / "run" / "checkpoints" / "last.ckpt")
+
+
+def test_a_clock_that_goes_backwards_breaks_no_curve(make_run, tmp_path, monkeypatch):
+    now = iter(range(2_000_000_000, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    logger = CSVLogger(tmp_path, name="", version="", flush_logs_every_n_steps=1)
+    trainer, module, data, *_ = make_run(max_steps=8, every=4, logger=logger)
+    trainer.fit(module, data)
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    steps = [int(row["step"]) for row in rows]
+    assert steps == sorted(steps) and steps[-1] == 8
+    names = ("train/tokens_per_second", "live_acceptance_seconds")
+    rates = [float(row[name]) for row in rows for name in names if row[name]]
+    assert len(rates) == 6 and all(rate > 0 for rate in rates)
 
 
 def test_schedule_warms_up_and_decays():
