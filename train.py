@@ -21,15 +21,15 @@ def main(config: DictConfig) -> None:
     from specdraft.drafters.checkpoint import about_target, load_drafter
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.export import export, layout_for
-    from specdraft.training.checkpoints import Interrupted
+    from specdraft.training.checkpoints.callbacks import Interrupted
+    from specdraft.training.checkpoints.resume import find_resume
     from specdraft.training.claim import claim
     from specdraft.training.fit import fit
-    from specdraft.training.loggers import build_loggers, where
-    from specdraft.training.plan import find_architecture, make_plan
+    from specdraft.training.monitoring.loggers import build_loggers, where
+    from specdraft.training.monitoring.quiet import quiet
+    from specdraft.training.monitoring.sizes import explain_sizes
+    from specdraft.training.planning.plan import find_architecture, make_plan
     from specdraft.training.preflight import check_before_work, check_sweep, engine_config
-    from specdraft.training.quiet import quiet
-    from specdraft.training.resume import find_resume
-    from specdraft.training.sizes import explain_sizes
     from specdraft.training.strategies import claim_gpu
 
     hydra = HydraConfig.get()

@@ -25,11 +25,11 @@ from specdraft.data.packing import HeldRows
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
-from specdraft.training.checkpoints import RunCheckpoint, StopSignal
+from specdraft.training.checkpoints.callbacks import RunCheckpoint, StopSignal
+from specdraft.training.checkpoints.resume import find_resume
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
-from specdraft.training.quiet import quiet
-from specdraft.training.resume import find_resume
+from specdraft.training.monitoring.quiet import quiet
 from specdraft.training.schedule import OptimizerSettings
 
 VOCABULARY, LENGTH, ROWS = 64, 32, 64

@@ -23,7 +23,7 @@ from specdraft.drafters.batch import Batch
 from specdraft.entry import build
 from specdraft.targets import Target
 from specdraft.training.module import DrafterModule
-from specdraft.training.plan import make_plan
+from specdraft.training.planning.plan import make_plan
 from step_worker import status
 
 CONF = Path(__file__).parents[1] / "conf"

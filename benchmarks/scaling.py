@@ -33,7 +33,7 @@ from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 from specdraft.training import strategies
 from specdraft.training.module import DrafterModule
-from specdraft.training.quiet import quiet
+from specdraft.training.monitoring.quiet import quiet
 from specdraft.training.schedule import OptimizerSettings
 from step_worker import status
 

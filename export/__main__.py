@@ -13,7 +13,7 @@ def main(config: DictConfig) -> None:
     """Export, and say where to."""
     # Imported here so that --help answers at once.
     from specdraft.export import export
-    from specdraft.training.quiet import quiet
+    from specdraft.training.monitoring.quiet import quiet
 
     quiet()
     if config.checkpoint is None:

@@ -24,7 +24,7 @@ from specdraft.export.model_card import model_card
 from specdraft.export.vllm import VLLM
 from specdraft.export.writer import layout_for
 from specdraft.targets import Target
-from specdraft.training.blueprint import WeightlessTarget, target_config
+from specdraft.training.planning.blueprint import WeightlessTarget, target_config
 from tests.data.store.conftest import Making, packed
 from tests.fakes import tiny_llama
 from tests.fuzzing import Reader

@@ -227,7 +227,7 @@ def test_nothing_is_asked_of_the_network_once_training_begins(train, arguments, 
 def test_logging_survives_a_server_that_does_not_answer(train, arguments, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setattr("specdraft.training.loggers.INIT_SECONDS", 2.0)
+    monkeypatch.setattr("specdraft.training.monitoring.loggers.INIT_SECONDS", 2.0)
     began = time.monotonic()
     status, _, err = train(*arguments, "evaluate=false", "export=null", "logger=[csv,wandb]")
     assert status == 0, err
@@ -380,8 +380,8 @@ def test_the_real_target_fails_early_without_a_hub(train, monkeypatch, tmp_path)
     def unreachable(*_args, **_kwargs):
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr("specdraft.training.blueprint.get_hf_file_metadata", unreachable)
-    monkeypatch.setattr("specdraft.training.blueprint._cached", lambda *_args: False)
+    monkeypatch.setattr("specdraft.training.planning.blueprint.get_hf_file_metadata", unreachable)
+    monkeypatch.setattr("specdraft.training.planning.blueprint._cached", lambda *_args: False)
     status, out, err = train("model=eagle3", "target=llama-8b", f"hydra.run.dir={tmp_path}")
     assert status == 2 and not out
     assert err.startswith("error: the target 'meta-llama/Llama-3.1-8B-Instruct' is not on this machine")

@@ -18,18 +18,18 @@ from specdraft.entry import build
 from specdraft.files import atomic_directory, atomic_file
 from specdraft.redaction import redact
 from specdraft.targets import Target
-from specdraft.training.checkpoints import RunCheckpoint, StopSignal
-from specdraft.training.gauges import flops_per_token
-from specdraft.training.guard import BadLossGuard
-from specdraft.training.identity import log_identity
+from specdraft.training.checkpoints.callbacks import RunCheckpoint, StopSignal
+from specdraft.training.faults.guard import BadLossGuard
+from specdraft.training.faults.peers import PeerWatch, broken_connections_explained
 from specdraft.training.live_acceptance import LiveAcceptance
-from specdraft.training.loggers import close
 from specdraft.training.module import DrafterModule
-from specdraft.training.peers import PeerWatch, broken_connections_explained
-from specdraft.training.progress import ProgressBar, progress
+from specdraft.training.monitoring.gauges import flops_per_token
+from specdraft.training.monitoring.identity import log_identity
+from specdraft.training.monitoring.loggers import close
+from specdraft.training.monitoring.progress import ProgressBar, progress
+from specdraft.training.monitoring.summary import summary
 from specdraft.training.start import build_drafter
 from specdraft.training.strategies import uses_gpus
-from specdraft.training.summary import summary
 
 
 def fit(

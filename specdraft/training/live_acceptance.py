@@ -21,7 +21,7 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import save_drafter
-from specdraft.training.samples import log_samples
+from specdraft.training.monitoring.samples import log_samples
 from specdraft.training.weights import full_precision_drafter
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from specdraft.errors import UserError
-from specdraft.training.consolidated import (
+from specdraft.training.checkpoints.consolidated import (
     full_optimizer_state,
     full_state,
     load_full_optimizer_state,

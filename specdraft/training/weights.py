@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from specdraft.drafters.base import Drafter
-from specdraft.training.consolidated import full_state
+from specdraft.training.checkpoints.consolidated import full_state
 
 if TYPE_CHECKING:
     from lightning import Trainer

@@ -19,8 +19,8 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
 from specdraft.targets import Target
-from specdraft.training.blueprint import WeightlessTarget
 from specdraft.training.module import DrafterModule
+from specdraft.training.planning.blueprint import WeightlessTarget
 from specdraft.training.schedule import OptimizerSettings
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 from tests.families import FAMILIES, V

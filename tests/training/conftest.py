@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
-from specdraft.training.checkpoints import RunCheckpoint, StopSignal
-from specdraft.training.guard import BadLossGuard
+from specdraft.training.checkpoints.callbacks import RunCheckpoint, StopSignal
+from specdraft.training.faults.guard import BadLossGuard
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
 from specdraft.training.schedule import OptimizerSettings

@@ -10,11 +10,11 @@ import torch
 from lightning import Callback, Trainer, seed_everything
 
 from specdraft.targets import Target
-from specdraft.training.checkpoints import Interrupted, RunCheckpoint, StopSignal
-from specdraft.training.guard import BadLossGuard
+from specdraft.training.checkpoints.callbacks import Interrupted, RunCheckpoint, StopSignal
+from specdraft.training.faults.guard import BadLossGuard
+from specdraft.training.faults.peers import PeerWatch, broken_connections_explained
 from specdraft.training.live_acceptance import LiveAcceptance
-from specdraft.training.peers import PeerWatch, broken_connections_explained
-from specdraft.training.quiet import quiet
+from specdraft.training.monitoring.quiet import quiet
 from specdraft.training.schedule import OptimizerSettings
 from tests.training.ranks_worker import ADAMW, FAMILIES, GLOBAL_BATCH, Recording, Rows, make_model
 

@@ -28,11 +28,11 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
 from specdraft.targets.partition import load_partitioned
 from specdraft.training import strategies
-from specdraft.training.checkpoints import Interrupted, RunCheckpoint, StopSignal
-from specdraft.training.guard import BadLossGuard
+from specdraft.training.checkpoints.callbacks import Interrupted, RunCheckpoint, StopSignal
+from specdraft.training.faults.guard import BadLossGuard
 from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
-from specdraft.training.quiet import quiet
+from specdraft.training.monitoring.quiet import quiet
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.weights import full_precision_drafter
 

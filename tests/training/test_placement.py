@@ -12,9 +12,9 @@ from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.training.monitoring.sizes import explain_sizes
 from specdraft.training.preflight import check_settings
 from specdraft.training.schedule import OptimizerSettings
-from specdraft.training.sizes import explain_sizes
 from specdraft.training.strategies import deepspeed, offloads_optimizer
 
 CONF = Path(__file__).parents[2] / "conf"

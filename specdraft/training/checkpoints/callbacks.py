@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from specdraft.data.datamodule import DataModule
 from specdraft.errors import UserError
 from specdraft.files import atomic_file
-from specdraft.training.checkpoint_file import CheckpointFile
+from specdraft.training.checkpoints.file import CheckpointFile
+from specdraft.training.checkpoints.resume import LAST, by_step, step_name
 from specdraft.training.live_acceptance import LiveAcceptance
-from specdraft.training.resume import LAST, by_step, step_name
 
 _SECOND: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 

@@ -9,10 +9,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from specdraft.errors import UserError
-from specdraft.training import blueprint, plan, preflight
-from specdraft.training.costs import state_bytes
+from specdraft.training import preflight
+from specdraft.training.planning import blueprint, plan
+from specdraft.training.planning.costs import state_bytes
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 CONF = str(REPOSITORY / "conf")
 
 
@@ -70,7 +71,7 @@ def test_draft_vocabulary_larger_than_the_vocabulary(composed):
 
 
 def test_mixture_counts_chosen_experts_only():
-    from specdraft.training.costs import target_sizes
+    from specdraft.training.planning.costs import target_sizes
 
     config = blueprint.shape_config(
         {

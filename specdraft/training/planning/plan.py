@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.targets.target import PLACEMENTS
-from specdraft.training import costs
-from specdraft.training.blueprint import WeightlessTarget, bytes_per_parameter, shape_config, target_config
-from specdraft.training.gpus import PER_NODE, find_gpu
+from specdraft.training.planning import costs
+from specdraft.training.planning.blueprint import WeightlessTarget, bytes_per_parameter, shape_config, target_config
+from specdraft.training.planning.gpus import PER_NODE, find_gpu
 from specdraft.training.strategies import uses_gpus, world_size
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specdraft.errors import UserError
-from specdraft.training.checkpoint_file import is_whole
+from specdraft.training.checkpoints.file import is_whole
+from specdraft.training.checkpoints.resume import find_resume
 from specdraft.training.claim import claim
-from specdraft.training.resume import find_resume
 from tests.training import faults_worker
 from tests.training.forked import Ranks
 

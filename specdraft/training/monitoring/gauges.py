@@ -6,7 +6,7 @@ from lightning.fabric.utilities.throughput import get_available_flops
 
 from specdraft.drafters.base import Drafter
 from specdraft.targets import Target
-from specdraft.training import costs
+from specdraft.training.planning import costs
 
 _GIB = 2.0**30
 

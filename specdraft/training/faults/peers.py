@@ -18,7 +18,7 @@ from torch.distributed import DistError, PrefixStore, Store
 from torch.distributed.distributed_c10d import _get_default_store
 
 from specdraft.errors import UserError
-from specdraft.training.resume import LAST
+from specdraft.training.checkpoints.resume import LAST
 
 SILENCE = 30.0  # seconds
 

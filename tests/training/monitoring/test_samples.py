@@ -4,8 +4,8 @@ import pytest
 
 from specdraft.decoding.trace import Round, Trace
 from specdraft.training.live_acceptance import LiveAcceptance
-from specdraft.training.samples import answer_html
-from specdraft.training.summary import summary
+from specdraft.training.monitoring.samples import answer_html
+from specdraft.training.monitoring.summary import summary
 
 
 class Letters:

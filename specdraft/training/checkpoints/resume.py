@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from specdraft.errors import UserError
-from specdraft.training.checkpoint_file import is_whole
+from specdraft.training.checkpoints.file import is_whole
 
 LAST = "last.ckpt"  # a link to the newest
 _STEP = re.compile(r"step-(\d+)\.ckpt")

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 from safetensors import safe_open
 
 from specdraft.errors import UserError
-from specdraft.training.guard import BadLossGuard
+from specdraft.training.faults.guard import BadLossGuard
 
 
 class Scale(Callback):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdraft.errors import UserError
-from specdraft.training.resume import find_resume, step_name
+from specdraft.training.checkpoints.resume import find_resume, step_name
 
 
 def make_run(directory, *steps, age=0):

@@ -1,0 +1,1 @@
+"""What a run leaves behind and goes on from: one file, whatever the strategy and the number of ranks."""

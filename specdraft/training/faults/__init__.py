@@ -1,0 +1,1 @@
+"""What is done about losses that are no numbers and ranks that are gone."""

@@ -1,0 +1,1 @@
+"""Memory, disk, time and bottleneck of a training, before anything is loaded."""
