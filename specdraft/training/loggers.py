@@ -26,12 +26,12 @@ class StepwiseWandbLogger(WandbLogger):
     Then W&B itself refuses a step that it already has, as when a run that crashed behind its last checkpoint resumes.
     """
 
-    def __init__(self, *args: Any, offline: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, offline: bool = False, **kwargs: Any) -> None:
         """W&B's own settings, with an end to its patience: it would keep a finished run waiting for a server."""
         settings = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
         # Lightning says "offline" by an environment variable, which W&B reads only once in a process.
         mode = "offline" if offline else None
-        super().__init__(*args, offline=offline, mode=mode, settings=settings, **kwargs)
+        super().__init__(offline=offline, mode=mode, settings=settings, **kwargs)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
