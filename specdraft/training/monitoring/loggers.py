@@ -26,7 +26,7 @@ class StepwiseWandbLogger(WandbLogger):
     Then W&B itself refuses a step that it already has, as when a run that crashed behind its last checkpoint resumes.
     """
 
-    def __init__(self, offline: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, offline: bool = False, **kwargs: Any) -> None:
         """W&B's own settings, with an end to its patience: it would keep a finished run waiting for a server."""
         settings = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
         # Lightning says "offline" by an environment variable, which W&B reads only once in a process.
