@@ -23,7 +23,7 @@ def main(config: DictConfig) -> None:
     from specdraft.export import export, layout_for
     from specdraft.training.checkpoints.callbacks import Interrupted
     from specdraft.training.checkpoints.resume import find_resume
-    from specdraft.training.claim import claim
+    from specdraft.training.faults.claim import claim
     from specdraft.training.fit import fit
     from specdraft.training.monitoring.loggers import build_loggers, where
     from specdraft.training.monitoring.quiet import quiet

@@ -242,8 +242,9 @@ def test_a_second_run_in_the_same_directory_is_refused(train, arguments, tmp_pat
     run.mkdir(parents=True)
     (run / "metrics.csv").write_text("of the first\n")
     claiming = (
-        "import sys, pathlib, specdraft.training.claim as c; c.claim(pathlib.Path(sys.argv[1])); print(); input()"
+        "import sys, pathlib; from specdraft.training.faults.claim import claim; claim(pathlib.Path(sys.argv[1]))"
     )
+    claiming += "; print(); input()"
     command = [sys.executable, "-c", claiming, str(run)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as first:
         assert first.stdout is not None and first.stdout.readline()

@@ -76,7 +76,12 @@ def fit(
         categories=[category for category, _ in prompts],
     )
     checkpoints = RunCheckpoint(
-        directory / "checkpoints", live, stop, config.checkpoint.every_n_steps, config.checkpoint.keep
+        directory / "checkpoints",
+        live,
+        stop,
+        config.checkpoint.every_n_steps,
+        config.checkpoint.keep,
+        config.checkpoint.asynchronous,
     )
     guard = BadLossGuard(directory / "bad-batches", **config.guard)
     bar = progress()

@@ -103,6 +103,7 @@ def make_run(target, tmp_path):
         every: int = 4,
         loss_log: list | None = None,
         guard: dict[str, Any] | None = None,
+        asynchronous: bool = False,
         **options: Any,
     ):
         torch.manual_seed(1)
@@ -133,7 +134,7 @@ def make_run(target, tmp_path):
             stop,
             BadLossGuard(directory / "bad-batches", **(guard or {})),
             live,
-            RunCheckpoint(directory / "checkpoints", live, stop, every_n_steps=3, keep=2),
+            RunCheckpoint(directory / "checkpoints", live, stop, every_n_steps=3, keep=2, asynchronous=asynchronous),
         ]
         callbacks += settings.pop("callbacks", [])
         trainer = Trainer(callbacks=callbacks, **settings)

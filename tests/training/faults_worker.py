@@ -95,7 +95,7 @@ def train(
 
 def hold(directory: Path) -> None:
     """Claim a directory and wait to be killed."""
-    from specdraft.training.claim import claim
+    from specdraft.training.faults.claim import claim
 
     claim(directory)
     print("claimed", flush=True)

@@ -1,5 +1,6 @@
 import csv
 import json
+import threading
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from specdraft.drafters.checkpoint import load_drafter
 from specdraft.errors import UserError
+from specdraft.training.checkpoints.file import CheckpointFile
 from specdraft.training.schedule import OptimizerSettings
 
 
@@ -55,8 +57,9 @@ def test_trains_logs_and_keeps_the_target_out(make_run, tmp_path):
         assert torch.equal(drafter.fc.weight, module.drafter.fc.weight)
 
 
-def test_checkpoint_is_plain_and_holds_the_drafter_alone(make_run, tmp_path):
-    trainer, module, data, *_ = make_run(max_steps=7)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_checkpoint_is_plain_and_holds_the_drafter_alone(make_run, tmp_path, asynchronous):
+    trainer, module, data, *_ = make_run(max_steps=7, asynchronous=asynchronous)
     directory = tmp_path / "run" / "checkpoints"
     directory.mkdir(parents=True)
     (directory / ".step-000002.ckpt.0123abcd.tmp").touch()  # of a process that was killed while it saved
@@ -70,7 +73,34 @@ def test_checkpoint_is_plain_and_holds_the_drafter_alone(make_run, tmp_path):
     assert not any("target" in name for name in checkpoint["state_dict"])
 
 
-def test_resumed_run_equals_the_undisturbed_one(make_run, tmp_path):
+def test_training_goes_on_while_a_checkpoint_is_written(make_run, tmp_path, monkeypatch):
+    trainer, module, data, *_ = make_run(tmp_path / "waits", max_steps=5, every=100)
+    trainer.fit(module, data)
+    released, write = threading.Event(), CheckpointFile.save_checkpoint
+
+    def held_up(*args, **options):
+        assert released.wait(60)
+        write(*args, **options)
+
+    class Release(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 4:
+                assert not (tmp_path / "goes on" / "checkpoints" / "last.ckpt").exists()
+                released.set()
+
+    monkeypatch.setattr(CheckpointFile, "save_checkpoint", held_up)
+    options = {"max_steps": 5, "every": 100, "asynchronous": True, "callbacks": [Release()]}
+    trainer, module, data, *_ = make_run(tmp_path / "goes on", **options)
+    trainer.fit(module, data)
+    for name in ("step-000003.ckpt", "last.ckpt"):  # of step 3, although step 4 was done when it was written
+        waits, goes_on = (torch.load(tmp_path / run / "checkpoints" / name) for run in ("waits", "goes on"))
+        assert waits["global_step"] == goes_on["global_step"]
+        assert waits["state_dict"].keys() == goes_on["state_dict"].keys()
+        assert all(torch.equal(waits["state_dict"][key], value) for key, value in goes_on["state_dict"].items())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_resumed_run_equals_the_undisturbed_one(make_run, tmp_path, asynchronous):
     trainer, whole, data, *_ = make_run(tmp_path / "whole", max_steps=12)
     trainer.fit(whole, data)
 
@@ -79,7 +109,9 @@ def test_resumed_run_equals_the_undisturbed_one(make_run, tmp_path):
             if trainer.global_step == 7:
                 stop.requested = True
 
-    trainer, part, data, _, stop = make_run(tmp_path / "part", max_steps=12, callbacks=[Stop()])
+    trainer, part, data, _, stop = make_run(
+        tmp_path / "part", max_steps=12, callbacks=[Stop()], asynchronous=asynchronous
+    )
     with pytest.raises(Exception, match="stopped after step 7"):
         trainer.fit(part, data)
     last = tmp_path / "part" / "checkpoints" / "last.ckpt"

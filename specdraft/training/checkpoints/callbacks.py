@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from specdraft.data.datamodule import DataModule
 from specdraft.errors import UserError
@@ -72,10 +73,23 @@ class RunCheckpoint(ModelCheckpoint):
 
     A state is saved every so many steps, after each measurement, at the end, and when interrupted. ``last.ckpt`` is a
     link to the newest; an earlier one is what a run resumes from if the newest is damaged.
+
+    Files may be written while training goes on. They are waited for before the next one, and before training ends.
     """
 
-    def __init__(self, directory: Path, live: LiveAcceptance, stop: StopSignal, every_n_steps: int, keep: int) -> None:
-        """Save the last state every ``every_n_steps`` steps and after every measurement of ``live``."""
+    def __init__(
+        self,
+        directory: Path,
+        live: LiveAcceptance,
+        stop: StopSignal,
+        every_n_steps: int,
+        keep: int,
+        asynchronous: bool = False,
+    ) -> None:
+        """Save the last state every ``every_n_steps`` steps and after every measurement of ``live``.
+
+        ``asynchronous``: from a copy, in a thread.
+        """
         super().__init__(
             dirpath=directory,
             filename="best",
@@ -91,12 +105,14 @@ class RunCheckpoint(ModelCheckpoint):
         self.interval = every_n_steps
         self.keep = keep
         self.file = CheckpointFile()
+        self.background = AsyncCheckpointIO(self.file) if asynchronous else None
+        self._unlinked: int | None = None  # the step of the newest state, while it may not be whole
         self._step = 0  # steps done at the last batch
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Every strategy writes the same file; what a kill left half written goes."""
         super().setup(trainer, pl_module, stage)
-        trainer.strategy.checkpoint_io = self.file
+        trainer.strategy.checkpoint_io = self.background or self.file
         if trainer.is_global_zero:
             for half in self.directory.glob(".*.ckpt.*.tmp"):
                 half.unlink()
@@ -122,11 +138,15 @@ class RunCheckpoint(ModelCheckpoint):
         self._step = step
         stopping = self.stop.agreed(trainer)
         measured = self.live.measured_step == step
-        if measured and self.live.best_step == step:
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-        due = self.interval > 0 and step % self.interval == 0
-        if measured or due or stopping or step >= trainer.max_steps:
+        best = measured and self.live.best_step == step
+        ending = stopping or step >= trainer.max_steps
+        if best or measured or ending or (self.interval > 0 and step % self.interval == 0):
+            self._settle(trainer)
+            if best:
+                self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
             self._save_last(trainer)
+            if ending or self.background is None:
+                self._settle(trainer)
         if stopping:
             pl_module.on_train_batch_end(*args, **kwargs)  # it would come after us, and logs this step
             raise Interrupted(self.directory / LAST, step)
@@ -141,30 +161,36 @@ class RunCheckpoint(ModelCheckpoint):
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         within = batches.processed % trainer.accumulate_grad_batches != 0
         foreseen = not isinstance(exception, Exception) or isinstance(exception, UserError | Interrupted)
+        self._finish()
         if started and not within and trainer.world_size == 1 and not foreseen:
             self._save_last(trainer)
+            self._finish()
 
     def _save_last(self, trainer: Trainer) -> None:
-        newest = self.directory / step_name(trainer.global_step)
-        self._save_checkpoint(trainer, str(newest))
-        if trainer.is_global_zero:
-            with atomic_file(self.directory / LAST) as link:
-                link.symlink_to(newest.name)
-            for old in by_step(self.directory, until=trainer.global_step)[self.keep :]:
-                old.unlink()
-        trainer.strategy.barrier()
+        self._save_checkpoint(trainer, str(self.directory / step_name(trainer.global_step)))
+        self._unlinked = trainer.global_step if trainer.is_global_zero else None
 
-    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        """Raises UserError on every rank if the file cannot be written."""
-        super()._save_checkpoint(trainer, filepath)
-        failure = trainer.strategy.broadcast(self.file.failure)
+    def _settle(self, trainer: Trainer) -> None:
+        """See to it that all files are whole. Raises UserError on every rank if one could not be written."""
+        failure = trainer.strategy.broadcast(self._finish())
         if failure is not None:
             last = self.directory / LAST
             kept = f"{last.resolve()} is whole and resumes the run" if last.exists() else "there is no earlier one"
-            raise UserError(
-                f"the checkpoint {filepath} cannot be written ({failure}): free some space or choose another "
-                f"hydra.run.dir; {kept}"
-            )
+            raise UserError(f"the checkpoint {failure}: free some space or choose another hydra.run.dir; {kept}")
+        trainer.strategy.barrier()
+
+    def _finish(self) -> str | None:
+        """Wait for what is being written, and link to the newest state; what went wrong, if something did."""
+        if self.background is not None:
+            self.background.teardown()
+        failure, self.file.failure = self.file.failure, None
+        if failure is None and self._unlinked is not None:
+            with atomic_file(self.directory / LAST) as link:
+                link.symlink_to(step_name(self._unlinked))
+            for old in by_step(self.directory, until=self._unlinked)[self.keep :]:
+                old.unlink()
+        self._unlinked = None
+        return failure
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing: epochs are no occasion of ours."""

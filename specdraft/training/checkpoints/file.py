@@ -15,15 +15,14 @@ from specdraft.files import atomic_file
 class CheckpointFile(TorchCheckpointIO):
     """Writes and reads checkpoints for every strategy.
 
-    Only the first rank writes. ``failure`` says why the last attempt did not succeed: raised there, it would leave the
-    other ranks waiting.
+    Only the first rank writes. ``failure`` says which file could not be written, and why: raised there, it would leave
+    the other ranks waiting.
     """
 
     failure: str | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write under a temporary name, bring it to the disk, rename; ``path`` is as before if that fails."""
-        self.failure = None
         try:
             with atomic_file(Path(path)) as temporary, temporary.open("wb") as file:
                 torch.save(checkpoint, file)
@@ -31,7 +30,8 @@ class CheckpointFile(TorchCheckpointIO):
                 os.fsync(file.fileno())
         except (OSError, RuntimeError, UserError) as error:  # torch wraps what the disk says
             cause = next((each for each in _causes(error) if isinstance(each, OSError)), error)
-            self.failure = cause.strerror or str(cause) if isinstance(cause, OSError) else str(cause)
+            reason = cause.strerror or str(cause) if isinstance(cause, OSError) else str(cause)
+            self.failure = f"{path} cannot be written ({reason})"
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
         """Read tensors and plain values, whatever ``weights_only`` says: a pickle can run code."""

@@ -11,7 +11,7 @@ import torch
 from specdraft.errors import UserError
 from specdraft.training.checkpoints.file import is_whole
 from specdraft.training.checkpoints.resume import find_resume
-from specdraft.training.claim import claim
+from specdraft.training.faults.claim import claim
 from tests.training import faults_worker
 from tests.training.forked import Ranks
 
