@@ -94,6 +94,7 @@ class DrafterModule(LightningModule):
         self._validation = Counts()
         self._step_values: dict[str, float] = {}
         self._logged_step = 0
+        self._seed = torch.initial_seed()
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -137,7 +138,6 @@ class DrafterModule(LightningModule):
     def on_fit_start(self) -> None:
         """Bring the target to this rank's device."""
         self.target.to(self.device)
-        self._seed = torch.initial_seed()
 
     def on_train_start(self) -> None:
         """Start the clocks; what a resumed run has done is logged already."""

@@ -240,12 +240,12 @@ def test_shipped_configs_read_a_file_at_data_path(name: str, tmp_path: Path) -> 
     assert data.preparation.source.name == f"{tmp_path}/a.jsonl"
     forms = {"conversations": None, "ultrachat": "messages"}
     assert data.preparation.source.form == forms.get(name, name)
-    assert data.regenerate == (name != "text")
+    assert data.preparation.regenerate == (name != "text")
 
 
 def test_the_shipped_mixture() -> None:
     with initialize_config_dir(str(CONF), version_base=None):
         config = compose("train", overrides=["data=mixture"])
         missing = compose("train", overrides=["data=messages"])
-    assert instantiate(config.data).source.name == "75% HuggingFaceH4/ultrachat_200k + 25% python-stdlib"
+    assert instantiate(config.data).preparation.source.name == "75% HuggingFaceH4/ultrachat_200k + 25% python-stdlib"
     assert OmegaConf.is_missing(missing.data, "path")
