@@ -7,14 +7,17 @@ anything differs.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from specdraft.data.tokenise import available_cores
 from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, find, load_drafter
@@ -31,7 +34,7 @@ REPOSITORY = HERE.parent.parent
 MAX_NEW_TOKENS = 64
 TRAINING = [
     "trainer.accelerator=cpu",
-    "data.limit=256",  # the same for all, so that the target answers once
+    "data.limit=160",  # the same for all, so that the target answers once
     "data.validation_limit=16",
     "live.every_n_steps=0",
     "live.prompts=8",
@@ -40,8 +43,8 @@ TRAINING = [
 ]
 # Enough to be accepted in a minute or two of 2 cores; a better drafter would show nothing more.
 MODELS = {
-    "eagle3": ["trainer.max_steps=200"],
-    "eagle": ["trainer.max_steps=150"],
+    "eagle3": ["trainer.max_steps=160"],
+    "eagle": ["trainer.max_steps=120"],
     "medusa": ["trainer.max_steps=100", "model.draft_vocab_size=null"],  # as engines serve it
     "draft": ["trainer.max_steps=100"],
 }
@@ -63,14 +66,19 @@ def arguments() -> argparse.Namespace:
 
 
 def trained(model: str, work: Path) -> Path:
-    """The cached short drafter, trained if it is not there."""
-    run = work / model
+    """The cached short drafter, trained by one core if it is not there."""
+    run, log = work / model, work / f"{model}.log"
     try:
         return find(run)
     except UserError:
-        print(f"training a short {model}", flush=True)
+        print(f"training a short {model}, see {log}", flush=True)
         command = [sys.executable, "train.py", f"model={model}", *TRAINING, *MODELS[model], f"hydra.run.dir={run}"]
-        subprocess.run(command, cwd=REPOSITORY, check=True)
+        with log.open("w") as output:
+            done = subprocess.run(
+                command, cwd=REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=output, stderr=output
+            )
+        if done.returncode != 0:
+            raise UserError(f"training a short {model} failed: {log} says why\n{log.read_text()[-2000:]}") from None
         return find(run)
 
 
@@ -113,7 +121,9 @@ def main() -> None:
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    checkpoints = [find(options.head)] if options.head else [trained(model, options.work) for model in options.models]
+    with ThreadPoolExecutor(available_cores()) as pool:  # the first of them lets the target answer, and all read it
+        short = () if options.head else pool.map(lambda model: trained(model, options.work), options.models)
+        checkpoints = [find(options.head)] if options.head else list(short)
     drafters: dict[str, Drafter] = {}
     directories: dict[str, str] = {}
     for checkpoint in checkpoints:

@@ -13,6 +13,8 @@ from tests.training import ranks_worker
 from tests.training.launching import launch
 from tests.training.test_ranks import WORKER, Trained, differences
 
+pytestmark = pytest.mark.slow
+
 RESUMED = (
     "one>zero3",  # reads what plain torch wrote, on two ranks that cut every parameter
     "zero3>one",
