@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 from specdraft.training import strategies
+from specdraft.training.checkpoints.file import CheckpointFile
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.quiet import quiet
 from specdraft.training.schedule import OptimizerSettings
@@ -87,6 +89,7 @@ class Clock(Callback):
         inside = sum(event.cpu_time_total for event in events if event.key.startswith("gloo:")) / 1e6
         self.result = {"communication_share": inside / wall, "peak_mib": status("VmHWM")}
         path, since = self.directory / "last.ckpt", time.perf_counter()
+        trainer.strategy.checkpoint_io = CheckpointFile()  # as RunCheckpoint does
         trainer.save_checkpoint(path)
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         self.result |= {
@@ -133,7 +136,7 @@ def work(case: str, settings: dict[str, int], directory: Path) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     held = status("VmRSS")
     rows = Rows(vocab_size, settings["rows"], settings["tokens"], rank)
-    trainer.fit(module, DataLoader(rows, batch_size=None))
+    trainer.fit(module, DataLoader(rows, batch_size=1, collate_fn=itemgetter(0)))
     seconds = clock.seconds[WARM_UP:]
     result = {
         "parameters": sum(parameter.numel() for parameter in Eagle3(**drafter.config()).parameters()),
