@@ -3,6 +3,7 @@
 import json
 import os
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,13 @@ from specdraft.evaluation.environment import machine, versions
 from specdraft.files import atomic_file
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder on the disk of the repository, which git ignores, for as long as a block lasts."""
+    build = RESULTS.parents[1] / "build"
+    build.mkdir(exist_ok=True)
+    return tempfile.TemporaryDirectory(dir=build)
 
 
 def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import datasets
 
-from common import alternate, median_ratio, print_table, write_result
+from common import alternate, median_ratio, print_table, scratch, write_result
 from corpus import data_module, write_conversations
 from specdraft.data.conversations import Conversations
 from specdraft.data.tokenise import available_cores
@@ -69,7 +69,7 @@ def preparation(target: Target, megabytes: int, rounds: int) -> dict[str, Any]:
     """Tokens per second, in turns."""
     cores = available_cores()
     datasets.disable_progress_bars()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with scratch() as folder:
         path = Path(folder) / "conversations.jsonl"
         conversations = write_conversations(path, megabytes * 10**6)
 
@@ -98,7 +98,7 @@ def preparation(target: Target, megabytes: int, rounds: int) -> dict[str, Any]:
 def waiting(steps: int) -> dict[str, Any]:
     """The share of the time in which training waits for data, as the run itself logs it."""
     shares: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory(dir=ROOT) as name:
+    with scratch() as name:
         folder = Path(name)
         data = ["data.regenerate=false", "data.limit=400", f"data.cache_dir={folder / 'cache'}"]
         for way in ("computed", "bfloat16", "float8"):

@@ -7,7 +7,6 @@ mapped files of tokens, which the kernel takes back when it needs them, are in i
 """
 
 import argparse
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from common import print_table, write_result
+from common import print_table, scratch, write_result
 from corpus import data_module, write_conversations
 from specdraft.data.conversations import Conversations
 from specdraft.data.tokenise import available_cores
@@ -53,7 +52,7 @@ def main() -> None:
 
     target = Target.load("embedded://tiny", dtype="float32", device="cpu")
     watch = Watch()
-    with tempfile.TemporaryDirectory(dir=".") as name:
+    with scratch() as name:
         folder = Path(name)
         path = folder / "conversations.jsonl"
         conversations = write_conversations(path, arguments.megabytes * 10**6)

@@ -10,7 +10,6 @@ import copy
 import itertools
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common import alternate, median_ratio, print_table
+from common import alternate, median_ratio, print_table, scratch
 from specdraft.data import stdlib
 from specdraft.data.chat import Example
 from specdraft.data.packing import pack
@@ -125,7 +124,7 @@ def compare_dtypes(target: Target, count: int, rounds: int, length: int = 512) -
     rows = Batch(*(value.repeat(repeats, 1)[:count] for value in vars(distinct).values()))
     results: dict[str, Any] = {}
     table: dict[str, dict[str, str]] = {}
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with scratch() as folder:
         for name in DTYPES:
             path = Path(folder) / name
             contents = describe(target, layers, True, name, {SPLIT: rows}, {}, {SPLIT: {}}, shard_bytes=_SHARD)
