@@ -59,12 +59,19 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Of all processes that come here with the same ``path``, a lock file, one at a time goes on."""
+def exclusive(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Of all processes that come here with the same ``path``, a lock file, one at a time goes on with True.
+
+    Without ``wait`` the others go on at once, with False. The kernel lets the lock of a killed process go.
+    """
     make_directory(path.parent)
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def read_json(path: Path) -> Any:

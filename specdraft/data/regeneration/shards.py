@@ -6,12 +6,11 @@ waited for, so that a killed process loses at most what was being decoded. A loc
 its holder dies, keeps two processes from making the same shard.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from specdraft.data.regeneration.dialogue import Record
 from specdraft.data.regeneration.request import Ids
 from specdraft.data.source import Conversation
 from specdraft.errors import UserError
-from specdraft.files import atomic_file
+from specdraft.files import atomic_file, exclusive
 
 
 @dataclass(frozen=True)
@@ -84,16 +83,9 @@ class Shard:
         self._tidy()
         return header
 
-    @contextmanager
-    def exclusive(self, wait: bool) -> Iterator[bool]:
+    def exclusive(self, wait: bool) -> AbstractContextManager[bool]:
         """Hold the shard's lock; False if another process holds it and we do not ``wait``."""
-        with self._lock.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+        return exclusive(self._lock, wait)
 
     @contextmanager
     def journal(self) -> Iterator["Journal"]:

@@ -6,7 +6,6 @@ What a shard holds depends on the contents and its number alone. A killed proces
 attempt writes those that are missing, and whoever finds none missing completes the index: ranks never talk.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -39,7 +38,7 @@ from specdraft.data.store.contents import (
 from specdraft.data.store.encoding import encode, squared_error
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
-from specdraft.files import atomic_file, make_directory
+from specdraft.files import atomic_file, exclusive, make_directory
 from specdraft.targets import Capture
 
 
@@ -205,14 +204,12 @@ class StoreWriter:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         lock = self.path / f".rank-{self.rank}.lock"
-        with lock.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with exclusive(lock, wait=False) as held:
+            if not held:
                 raise UserError(
                     f"another process writes the store {self.path} as rank {self.rank}: expected one process per rank; "
                     "wait for it or stop it"
-                ) from None
+                )
             try:
                 yield
             finally:
