@@ -10,6 +10,7 @@ decodes the same held-out prompts; differences come with intervals of a bootstra
 """
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import load_prompts
 from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.evaluation.prompts import encode
+from specdraft.files import atomic_file
 from specdraft.targets import Target
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +73,10 @@ def train(choice: str, steps: int, directory: Path) -> Path:
 
 
 def decode(run: Path, limit: int, num_draft_tokens: int) -> dict[str, Any]:
-    """Accepted tokens and rounds of every prompt, at each temperature."""
+    """Accepted tokens and rounds of every prompt, at each temperature; kept beside the run for the next time."""
+    kept = run / f"decoded-{limit}-{num_draft_tokens}.json"
+    if kept.is_file():
+        return json.loads(kept.read_text())
     drafter, config = load_drafter(run)
     target = Target.load(config["target"]["name"], dtype="float32")
     drafter.eval()
@@ -86,7 +91,10 @@ def decode(run: Path, limit: int, num_draft_tokens: int) -> dict[str, Any]:
             own = AcceptanceCounts(num_draft_tokens).add(decoder.generate(ids, 128, seed=seed))
             rows.append([own.accepted, own.rounds])
         sums[f"{temperature:g}"] = rows
-    return {"sums": sums, "training": config["extra"]}
+    found = {"sums": sums, "training": config["extra"]}
+    with atomic_file(kept) as temporary:
+        temporary.write_text(json.dumps(found))
+    return found
 
 
 def length(sums: Tensor) -> Tensor:
