@@ -46,7 +46,7 @@ export: $(INSTALLED) ## write an engine's format: ARGS="engine=vllm checkpoint=P
 test: lint ## style, types and tests, a process per core; ARGS goes to pytest
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
-test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, memory beside the plan
+test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow $(ARGS)
 
 lint: $(INSTALLED) ## style and types alone
