@@ -49,7 +49,7 @@ MODELS = {
     "draft": ["trainer.max_steps=100"],
 }
 # Equality means nothing for a drafter that is not accepted; Medusa's later heads seldom are.
-LEAST_ACCEPTANCE_LENGTH = {"eagle3": 1.8, "eagle": 1.5, "medusa": 1.3, "draft_model": 1.5}
+LEAST_ACCEPTANCE_LENGTH = {"eagle3": 1.5, "eagle": 1.4, "medusa": 1.25, "draft_model": 1.5}
 
 
 def arguments() -> argparse.Namespace:
