@@ -23,8 +23,8 @@ from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.training.global_batch import step_totals
+from specdraft.training.monitoring.counting import Counts, ratios
 from specdraft.training.monitoring.gauges import memory, peak_flops
-from specdraft.training.planning.counting import Counts, ratios
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.strategies import offloads_optimizer
 
