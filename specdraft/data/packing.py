@@ -194,11 +194,12 @@ def padding_rows(rows: int, sequence_length: int, padding_id: int = 0) -> Batch:
 def _cut(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], length: int) -> Segments:
     """Short examples as they are and the pieces of the long ones, in the order of the examples."""
     begins = np.cumsum(flat.lengths, dtype=np.int64) - flat.lengths
+    numbers = np.flatnonzero(long)
     pieces = np.array(
         [
             (example, begins[example] + start, size, context)
-            for example in np.flatnonzero(long)
-            for start, size, context in _pieces(flat.tokens[begins[example] :][: flat.lengths[example]] < 0, length)
+            for example, tokens in zip(numbers, _read(flat.tokens, begins[numbers], flat.lengths[numbers]), strict=True)
+            for start, size, context in _pieces(tokens < 0, length)
         ],
         dtype=np.int64,
     ).reshape(-1, 4)
@@ -209,6 +210,17 @@ def _cut(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], 
         np.concatenate([flat.lengths[whole], pieces[:, 2].astype(np.int32)])[order],
         np.concatenate([np.zeros(len(whole), np.int32), pieces[:, 3].astype(np.int32)])[order],
     )
+
+
+def _read(tokens: Ints, begins: Longs, lengths: Ints) -> Iterator[Ints]:
+    """Stretches of the tokens; of a mapped file they are read, as pages of the map would stay in memory."""
+    if not isinstance(tokens, np.memmap) or tokens.filename is None:
+        yield from (tokens[begin : begin + length] for begin, length in zip(begins, lengths, strict=True))
+        return
+    with Path(tokens.filename).open("rb") as file:
+        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
+            file.seek(begin * tokens.itemsize)
+            yield np.fromfile(file, tokens.dtype, length)
 
 
 def _pieces(mask: npt.NDArray[np.bool_], length: int) -> Iterator[tuple[int, int, int]]:

@@ -13,11 +13,15 @@ V(b, n) = seconds of the target's pass over n tokens of each of b requests, D(b,
 - Speedup of decoding S = tau * V(b, 1) / (V(b, n + 1) + D). With V(b, n + 1) = V(b, 1) and D = K c V(b, 1) it is
   Leviathan et al., theorem 3.8; with V as measured, by n and b, it is Sequoia's hardware-aware choice of the tree.
 
+- Step times are taken from a few rounds behind one text, in seconds in which the machine may be slower or faster than
+  while it decoded, for a longest draft more so than for a single token. What was really decoded in one shape gives the
+  ratio by which all speedups are scaled.
+
 The prompt's pass, which drafting does not change, is left out. What is predicted is this loop on this machine.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -68,12 +72,16 @@ class Prediction:
 
 @dataclass(frozen=True)
 class CostModel:
-    """All predictions for one drafter at one temperature. target_step_seconds: V(b, 1) by batch size."""
+    """All predictions for one drafter at one temperature. target_step_seconds: V(b, 1) by batch size.
+
+    scale: measured over predicted speedup of the draft that was decoded; it is in all speedups.
+    """
 
     drafter: str
     temperature: float
     target_step_seconds: dict[int, float]
     predictions: list[Prediction]
+    scale: float = 1.0
 
     def best(self, batch_size: int, kind: str = "chain") -> Prediction | None:
         """The fastest draft of this kind; None if none was considered."""
@@ -99,6 +107,7 @@ class CostModel:
             "target_step_seconds": {str(b): seconds for b, seconds in self.target_step_seconds.items()},
             "best_num_draft_tokens": best,
             "loses_from_batch_size": self.loses_from(),
+            "scale": self.scale,
             "predictions": [asdict(each) for each in self.predictions],
         }
 
@@ -109,8 +118,12 @@ def chain_acceptance_length(rates: Sequence[float]) -> float:
 
 
 def measured_lengths(num_draft_tokens: int) -> list[int]:
-    """The chains whose step times are measured; those between are interpolated, times being near linear in K."""
-    return sorted({1, (num_draft_tokens + 1) // 2, num_draft_tokens})
+    """The chains whose step times are measured; those between are interpolated.
+
+    Short ones lie close: a pass over two or three tokens takes kernels of its own, and times bend there.
+    """
+    longest = num_draft_tokens
+    return sorted({longest, *(k for k in range(1, longest) if k <= 4 or k % (2 if k <= 8 else 4) == 0)})
 
 
 def predict(
@@ -119,11 +132,13 @@ def predict(
     times: Mapping[Cell, StepTime],
     chains: Sequence[float],
     others: Mapping[Shape, float],
+    decoded: tuple[Shape, float] | None = None,
 ) -> CostModel:
     """Predict the chains and the other drafts at every batch size measured.
 
     times: of every shape of ``others``, of chains (at least the longest) and of decoding without a draft. chains: the
-    acceptance length of K = 1, 2, ... others: trees, with the acceptance length of each.
+    acceptance length of K = 1, 2, ... others: trees, with the acceptance length of each. decoded: a shape and the
+    speedup that was measured with it at batch size 1, to which all are scaled.
     """
     steps = {batch_size: time.verify for (batch_size, shape), time in times.items() if shape is None}
     predictions = []
@@ -153,4 +168,9 @@ def predict(
         for shape, acceptance_length in others.items():
             if (batch_size, shape) in times:
                 add(batch_size, shape, acceptance_length, times[batch_size, shape])
-    return CostModel(drafter, temperature, steps, predictions)
+    scale = 1.0
+    for each in predictions:
+        if decoded is not None and (each.batch_size, each.draft) == (1, str(decoded[0])) and decoded[1] > 0:
+            scale = decoded[1] / each.speedup
+    scaled = [replace(each, speedup=scale * each.speedup) for each in predictions]
+    return CostModel(drafter, temperature, steps, scaled, scale)

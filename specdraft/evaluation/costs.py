@@ -72,7 +72,8 @@ def cost_model(
     sampled = shape.sampled if isinstance(shape, StaticTree) else True
     timed: list[Shape] = [StaticTree.chain(k, sampled) for k in measured_lengths(len(chains))] if chains else []
     times = measure_step_times(target, drafter, text, [*timed, *others], cost.batch_sizes, sampling, rule, cost.seconds)
-    model = predict(result.drafter, result.temperature, times, chains, others)
+    decoded = (shape, result.decoding_speedup)
+    model = predict(result.drafter, result.temperature, times, chains, others, decoded)
     predicted: list[Shape] = [*(StaticTree.chain(k, sampled) for k in range(1, len(chains) + 1)), *others]
     return Costs(model, [each for each in predicted if each != shape])
 

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from specdraft.decoding.decoder import Decoder
@@ -44,13 +45,12 @@ def measure_step_times(
     sampling: Sampling | None = None,
     rule: Rule = rejection_sampling,
     seconds: float = 4.0,
-    passes: int = 5,
 ) -> dict[Cell, StepTime]:
     """The step times of every shape, and of decoding without a draft, at every batch size.
 
-    text: token ids to go on from, of the length that requests typically have. ``passes`` measurements of each cell, in
-    turns, so that a machine that slows down does so for all; after the first, passes that would begin after ``seconds``
-    are left out. A warm-up of the smallest batch is not counted.
+    text: token ids to go on from, of the length that requests typically have. All cells are measured in turns, at least
+    once and until ``seconds`` have passed: a machine that slows down does so for all. A warm-up of the smallest batch is
+    not counted.
 
     The requests of a batch go on from the same text and stay in step. (A mixture-of-experts target reads fewer experts
     for them than for requests that differ.) A cell is absent if its text ended at once.
@@ -59,7 +59,7 @@ def measure_step_times(
     decoders.update((shape, Decoder(target, drafter, shape, sampling, rule)) for shape in shapes)
     measured: dict[Cell, list[tuple[float, float]]] = {}
     started = time.perf_counter()
-    for number in range(passes + 1):
+    for number in count():
         if number > 1 and time.perf_counter() - started > seconds:
             break
         for batch_size in batch_sizes if number else batch_sizes[:1]:

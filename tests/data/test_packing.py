@@ -1,10 +1,14 @@
 import random
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from specdraft.data.chat import Example
-from specdraft.data.packing import pack, padding_rows
+from specdraft.data.examples import Flat, flatten, supervised
+from specdraft.data.packing import pack, pack_flat, padding_rows
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
 
@@ -83,6 +87,27 @@ def test_longer_examples_are_split_and_every_token_is_learned_once(seed: int) ->
         assert ids == list(range(ids[0], ids[-1] + 1))
         assert ids[0] == 0 or mask.index(True) == 16  # a quarter of a row of context
     assert report.documents == 20 + len(pieces)
+
+
+def _resident(mapped: np.memmap) -> int:
+    """Bytes of the mapped file that are in this process's memory."""
+    blocks = Path("/proc/self/smaps").read_text().split("VmFlags")
+    (own,) = (block for block in blocks if str(mapped.filename) in block)
+    return 1024 * int(re.search(r"^Rss: +(\d+)", own, re.MULTILINE).group(1))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="shows what is resident on Linux alone")
+def test_a_mapped_file_packs_like_tokens_in_memory_and_does_not_stay_there(tmp_path: Path) -> None:
+    flat = flatten(examples(400, 4000))
+    flat.tokens.astype("<i4").tofile(tmp_path / "tokens.bin")
+    mapped = np.memmap(tmp_path / "tokens.bin", "<i4", "r")
+    rows, report = pack_flat(Flat(mapped, flat.lengths), supervised(flat), 64)
+    assert _resident(mapped) == 0 < mapped.nbytes
+    expected, same = pack_flat(flat, supervised(flat), 64)
+    assert report == same and report.split > 300
+    for name, values in vars(rows.whole()).items():
+        assert torch.equal(values, getattr(expected.whole(), name))
+    assert _resident(mapped) > 0
 
 
 def test_a_prompt_alone_is_left_out_and_a_long_one_is_shortened() -> None:
