@@ -49,8 +49,8 @@ def measure_step_times(
     """The step times of every shape, and of decoding without a draft, at every batch size.
 
     text: token ids to go on from, of the length that requests typically have. All cells are measured in turns, at least
-    once and until ``seconds`` have passed: a machine that slows down does so for all. A warm-up of the smallest batch is
-    not counted.
+    once and until ``seconds`` have passed: a machine that slows down does so for all. A warm-up of the smallest batch
+    is not counted.
 
     The requests of a batch go on from the same text and stay in step. (A mixture-of-experts target reads fewer experts
     for them than for requests that differ.) A cell is absent if its text ended at once.
