@@ -220,7 +220,7 @@ def _read(tokens: Ints, begins: Longs, lengths: Ints) -> Iterator[Ints]:
     with Path(tokens.filename).open("rb") as file:
         for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
             file.seek(begin * tokens.itemsize)
-            yield np.fromfile(file, tokens.dtype, length)
+            yield np.fromfile(file, np.dtype("<i4"), length)
 
 
 def _pieces(mask: npt.NDArray[np.bool_], length: int) -> Iterator[tuple[int, int, int]]:
