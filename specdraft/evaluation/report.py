@@ -36,7 +36,8 @@ p { margin: .2rem 0 .8rem; max-width: 52rem; color: var(--soft); } .bad { color:
 .scroll { overflow-x: auto; margin-bottom: .8rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; font-size: .85rem; vertical-align: bottom; white-space: normal; }
+th { color: var(--soft); font-weight: 500; font-size: .85rem; vertical-align: bottom; white-space: normal;
+  overflow-wrap: normal; }
 tr:last-child td { border-bottom: 0; } th:first-child, td:first-child { text-align: left; }
 td small { color: var(--soft); }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: .8rem;

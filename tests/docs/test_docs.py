@@ -50,7 +50,7 @@ def test_what_people_are_told_to_type_exists(page, command):
         rules = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
         assert targets and targets <= set(rules)
         return
-    if words[1] == "-m" and words[2].startswith("sglang."):
+    if words[1] == "-m" and words[2].startswith(("sglang.", "vllm.")):
         return  # an engine's own
     if words[1] == "-m":
         module = REPOSITORY.joinpath(*words[2].split("."))
