@@ -13,15 +13,12 @@ V(b, n) = seconds of the target's pass over n tokens of each of b requests, D(b,
 - Speedup of decoding S = tau * V(b, 1) / (V(b, n + 1) + D). With V(b, n + 1) = V(b, 1) and D = K c V(b, 1) it is
   Leviathan et al., theorem 3.8; with V as measured, by n and b, it is Sequoia's hardware-aware choice of the tree.
 
-- Step times are taken from a few rounds behind one text, in seconds in which the machine may be slower or faster than
-  while it decoded, for a longest draft more so than for a single token. What was really decoded in one shape gives the
-  ratio by which all speedups are scaled.
 
 The prompt's pass, which drafting does not change, is left out. What is predicted is this loop on this machine.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -72,16 +69,12 @@ class Prediction:
 
 @dataclass(frozen=True)
 class CostModel:
-    """All predictions for one drafter at one temperature. target_step_seconds: V(b, 1) by batch size.
-
-    scale: measured over predicted speedup of the draft that was decoded; it is in all speedups.
-    """
+    """All predictions for one drafter at one temperature. target_step_seconds: V(b, 1) by batch size."""
 
     drafter: str
     temperature: float
     target_step_seconds: dict[int, float]
     predictions: list[Prediction]
-    scale: float = 1.0
 
     def best(self, batch_size: int, kind: str = "chain") -> Prediction | None:
         """The fastest draft of this kind; None if none was considered."""
@@ -107,7 +100,6 @@ class CostModel:
             "target_step_seconds": {str(b): seconds for b, seconds in self.target_step_seconds.items()},
             "best_num_draft_tokens": best,
             "loses_from_batch_size": self.loses_from(),
-            "scale": self.scale,
             "predictions": [asdict(each) for each in self.predictions],
         }
 
@@ -132,13 +124,11 @@ def predict(
     times: Mapping[Cell, StepTime],
     chains: Sequence[float],
     others: Mapping[Shape, float],
-    decoded: tuple[Shape, float] | None = None,
 ) -> CostModel:
     """Predict the chains and the other drafts at every batch size measured.
 
     times: of every shape of ``others``, of chains (at least the longest) and of decoding without a draft. chains: the
-    acceptance length of K = 1, 2, ... others: trees, with the acceptance length of each. decoded: a shape and the
-    speedup that was measured with it at batch size 1, to which all are scaled.
+    acceptance length of K = 1, 2, ... others: trees, with the acceptance length of each.
     """
     steps = {batch_size: time.verify for (batch_size, shape), time in times.items() if shape is None}
     predictions = []
@@ -168,9 +158,4 @@ def predict(
         for shape, acceptance_length in others.items():
             if (batch_size, shape) in times:
                 add(batch_size, shape, acceptance_length, times[batch_size, shape])
-    scale = 1.0
-    for each in predictions:
-        if decoded is not None and (each.batch_size, each.draft) == (1, str(decoded[0])) and decoded[1] > 0:
-            scale = decoded[1] / each.speedup
-    scaled = [replace(each, speedup=scale * each.speedup) for each in predictions]
-    return CostModel(drafter, temperature, steps, scaled, scale)
+    return CostModel(drafter, temperature, steps, predictions)

@@ -29,7 +29,7 @@ _DRAFTED_AGAIN = 2048  # tokens of the greedy answers on which ranks are measure
 
 @dataclass(frozen=True)
 class Costs:
-    """shapes: all drafts that are predicted beside the one that was evaluated."""
+    """shapes: all drafts that are predicted."""
 
     model: CostModel
     shapes: list[Shape]
@@ -72,10 +72,9 @@ def cost_model(
     sampled = shape.sampled if isinstance(shape, StaticTree) else True
     timed: list[Shape] = [StaticTree.chain(k, sampled) for k in measured_lengths(len(chains))] if chains else []
     times = measure_step_times(target, drafter, text, [*timed, *others], cost.batch_sizes, sampling, rule, cost.seconds)
-    decoded = (shape, result.decoding_speedup)
-    model = predict(result.drafter, result.temperature, times, chains, others, decoded)
+    model = predict(result.drafter, result.temperature, times, chains, others)
     predicted: list[Shape] = [*(StaticTree.chain(k, sampled) for k in range(1, len(chains) + 1)), *others]
-    return Costs(model, [each for each in predicted if each != shape])
+    return Costs(model, predicted)
 
 
 def typical_text(requests: Sequence[Request]) -> list[int]:

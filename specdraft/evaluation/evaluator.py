@@ -186,7 +186,8 @@ def evaluate(
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with tqdm(total=total, desc="evaluating", unit="request", disable=not progress) as bar:
         for temperature in settings.temperatures:
-            requests = _decode(target, drafters, prompts, settings, shape, temperature, bar)
+            ways = {name: (each, shape) for name, each in drafters.items()}
+            requests = _decode(target, ways, prompts, settings, temperature, bar)
             baseline = [request.baseline.tokens for request in next(iter(requests.values()))]
             distinctness[temperature] = distinct_ngrams(baseline, 4)
             for name, rows in requests.items():
@@ -196,7 +197,9 @@ def evaluate(
                     categories.append(summarize(chosen, name, temperature, shape.depth, category, settings.seed))
                 samples += _samples(target, results[-1], rows, prompts)
                 if cost is not None and next(drafters[name].parameters(), None) is not None:
-                    predicted = _predict(target, drafters[name], prompts, settings, shape, results[-1], rows, cost)
+                    predicted = _predict(
+                        target, drafters[name], prompts, settings, shape, results[-1], rows, cost, progress
+                    )
                     models += predicted[0]
                     checks += predicted[1]
     recorded = {
@@ -229,17 +232,24 @@ def _predict(
     result: Result,
     requests: Sequence[Request],
     cost: CostSettings,
+    progress: bool,
 ) -> tuple[list[CostModel], list[dict[str, Any]]]:
     """The cost model at the temperature of ``result``, and what was measured of the drafts that it predicts."""
-    temperature = result.temperature
+    name, temperature = result.drafter, result.temperature
     found = cost_model(target, drafter, result, requests, shape, settings.sampling(temperature), settings.rule, cost)
     if found is None:
         return [], []
-    checks = [_checked(result, shape, result.drafter)]
-    for other in found.shapes if cost.check else ():
-        changed = replace(settings, shape=other, temperatures=(temperature,), samples=0)
-        again = evaluate(target, drafter, prompts, changed, progress=False).results[0]
-        checks.append(_checked(again, other, result.drafter))
+    if not cost.check:
+        return [found.model], [_checked(result, shape, name)]
+    drafts = {str(other): (drafter, other) for other in found.shapes}
+    with tqdm(
+        total=len(requests), desc="checking", unit="request", disable=not progress
+    ) as bar:  # all take turns on every prompt
+        again = _decode(target, drafts, prompts, replace(settings, samples=0), temperature, bar)
+    checks = [
+        _checked(summarize(again[str(other)], name, temperature, other.depth, seed=settings.seed), other, name)
+        for other in found.shapes
+    ]
     return [found.model], checks
 
 
@@ -273,23 +283,22 @@ def _samples(
 
 def _decode(
     target: "Target",
-    drafters: "Mapping[str, Drafter]",
+    drafts: "Mapping[str, tuple[Drafter, Shape]]",
     prompts: Sequence[Prompt],
     settings: EvaluationSettings,
-    shape: Shape,
     temperature: float,
     bar: "tqdm[Any]",
 ) -> dict[str, list[Request]]:
+    """All prompts, decoded without drafting and with every one of the named ``drafts``."""
     sampling = settings.sampling(temperature)
-    decoders = {
-        name: Decoder(target, drafter, shape, sampling, settings.rule)
-        for name, drafter in {_BASELINE: None, **drafters}.items()
-    }
+    decoders = {_BASELINE: Decoder(target, sampling=sampling)}
+    for name, (drafter, shape) in drafts.items():
+        decoders[name] = Decoder(target, drafter, shape, sampling, settings.rule)
     ways = list(decoders)
     warm_up = encode(target.tokenizer, prompts[0].opening)
     for name in ways:  # the first passes allocate buffers and choose kernels
         decoders[name].generate(warm_up, min(_WARM_UP_TOKENS, settings.max_new_tokens), settings.seed)
-    requests: dict[str, list[Request]] = {name: [] for name in drafters}
+    requests: dict[str, list[Request]] = {name: [] for name in drafts}
     recorded = _one_of_each_category(prompts)[: settings.samples]
     number = 0
     for index, prompt in enumerate(prompts):
@@ -297,14 +306,14 @@ def _decode(
         for turn in range(1 + len(prompt.follow_ups)):
             ids = encode(target.tokenizer, messages)
             first = number % len(ways)
-            for name in drafters:
+            for name in drafts:
                 decoders[name].trace = turn == 0 and index in recorded
             generations: dict[str, Generation] = {
                 name: decoders[name].generate(ids, settings.max_new_tokens, settings.seed + number)
                 for name in ways[first:] + ways[:first]
             }
             baseline = generations[_BASELINE]
-            for name in drafters:
+            for name in drafts:
                 requests[name].append(Request(index, prompt.category, baseline, generations[name], ids))
             if turn < len(prompt.follow_ups):
                 answer = target.tokenizer.decode(baseline.tokens, skip_special_tokens=True)

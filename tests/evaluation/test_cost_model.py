@@ -47,19 +47,6 @@ def model():
     return predict("eagle3", 0.0, times, [1.5, 2.1, 2.3], {tree: 3.0})
 
 
-def test_all_speedups_are_scaled_to_what_was_decoded():
-    times = {(1, None): StepTime(0.0, 1.0), (2, None): StepTime(0.0, 1.5)}
-    times |= {(size, CHAINS[k]): StepTime(0.1 * k, 1.0 * size) for size in (1, 2) for k in (1, 3)}
-    lengths = [1.5, 1.8, 2.0]
-    plain = predict("head", 0.0, times, lengths, {})
-    scaled = predict("head", 0.0, times, lengths, {}, (CHAINS[3], 1.2))
-    assert (plain.scale, scaled.scale) == (1.0, pytest.approx(1.2 / (2.0 / 1.3)))
-    assert scaled.predictions[2].speedup == pytest.approx(1.2) and scaled.to_dict()["scale"] == scaled.scale
-    for before, after in zip(plain.predictions, scaled.predictions, strict=True):
-        assert after.speedup == pytest.approx(before.speedup * scaled.scale)
-    assert predict("head", 0.0, times, lengths, {}, (CHAINS[5], 1.2)).scale == 1.0  # of a draft that is not predicted
-
-
 def test_best_setting_and_where_drafting_loses(model):
     assert model.best(1).tokens == 2 and model.best(1).speedup == pytest.approx(2.1 / 1.4)
     assert model.best(1, "tree").speedup == pytest.approx(3.0 / 2.5)
