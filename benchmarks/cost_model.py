@@ -1,8 +1,8 @@
 """The cost model checked: predicted speedup of decoding against measured, for every K and tree that it predicts.
 
 ``python benchmarks/cost_model.py RUN...``: each drafter decodes the prompts once with the longest chain, from which all
-others are predicted; then with every draft that was predicted, in turns, at batch size 1. Run it on an idle machine: a
-prediction and its measurement are minutes apart.
+others are predicted; then with every draft that was predicted, at batch size 1. Drafts and the timing of steps take
+turns on every prompt, since other work on the machine slows passes over one token and over several differently.
 """
 
 import argparse
@@ -45,9 +45,6 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=12, help="held-out prompts (default 12)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
-    parser.add_argument(
-        "--seconds", type=float, default=30.0, help="for step times, a drafter and temperature (default 30)"
-    )
     options = parser.parse_args()
 
     compared: list[dict[str, Any]] = []
@@ -62,7 +59,7 @@ def main() -> None:
             max_new_tokens=options.max_new_tokens,
             samples=0,
         )
-        cost = CostSettings(batch_sizes=(1,), seconds=options.seconds, check=True)
+        cost = CostSettings(batch_sizes=(1,), check=True)
         prompts = load_prompts("python-stdlib", options.limit)
         evaluation = evaluate(target, drafter, prompts, settings, cost=cost).to_dict()
         name = evaluation["results"][0]["drafter"]

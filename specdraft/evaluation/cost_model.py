@@ -35,7 +35,8 @@ class CostSettings:
     """What to predict, and how long to measure step times for it.
 
     batch_sizes: requests side by side. tree_sizes: nodes of the static trees to consider at temperature 0. seconds: for
-    the step times of a drafter at a temperature. check: decode all prompts with every draft that is predicted, too.
+    the step times of a drafter at a temperature. check: decode all prompts with every draft that is predicted, too, and
+    time the steps meanwhile.
     """
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)

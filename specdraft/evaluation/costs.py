@@ -14,7 +14,7 @@ from specdraft.evaluation.cost_model import (
     predict,
 )
 from specdraft.evaluation.results import Request, Result
-from specdraft.evaluation.step_times import measure_step_times
+from specdraft.evaluation.step_times import StepTimer
 
 if TYPE_CHECKING:
     from specdraft.decoding.rules import Rule
@@ -29,13 +29,29 @@ _DRAFTED_AGAIN = 2048  # tokens of the greedy answers on which ranks are measure
 
 @dataclass(frozen=True)
 class Costs:
-    """shapes: all drafts that are predicted."""
+    """Acceptance lengths of all drafts that are considered, and the timer of their rounds.
 
-    model: CostModel
-    shapes: list[Shape]
+    chains: of K = 1, 2, ... others: of trees. ``model`` predicts once the timer has measured.
+    """
+
+    drafter: str
+    temperature: float
+    chains: list[float]
+    others: dict[Shape, float]
+    sampled: bool
+    timer: StepTimer
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """All of them."""
+        return [*(StaticTree.chain(k, self.sampled) for k in range(1, len(self.chains) + 1)), *self.others]
+
+    def model(self) -> CostModel:
+        """The predictions, from what has been measured so far."""
+        return predict(self.drafter, self.temperature, self.timer.times(), self.chains, self.others)
 
 
-def cost_model(
+def costs(
     target: "Target",
     drafter: "Drafter",
     result: Result,
@@ -45,7 +61,7 @@ def cost_model(
     rule: "Rule",
     cost: CostSettings,
 ) -> Costs | None:
-    """The model at the temperature of ``result``, which was decoded in this ``shape``; None if nothing was drafted.
+    """What to predict from at the temperature of ``result``, decoded in this ``shape``; None if nothing was accepted.
 
     Chains are predicted up to the depth of ``shape``: at temperature 0 by replaying answers, which also gives the trees
     of ``cost.tree_sizes``; above it from the rates of ``result``, if it drafted chains.
@@ -71,10 +87,8 @@ def cost_model(
         others.update((tree, scale * replayed[tree]) for tree in trees if not tree.is_chain)
     sampled = shape.sampled if isinstance(shape, StaticTree) else True
     timed: list[Shape] = [StaticTree.chain(k, sampled) for k in measured_lengths(len(chains))] if chains else []
-    times = measure_step_times(target, drafter, text, [*timed, *others], cost.batch_sizes, sampling, rule, cost.seconds)
-    model = predict(result.drafter, result.temperature, times, chains, others)
-    predicted: list[Shape] = [*(StaticTree.chain(k, sampled) for k in range(1, len(chains) + 1)), *others]
-    return Costs(model, predicted)
+    timer = StepTimer(target, drafter, text, [*timed, *others], cost.batch_sizes, sampling, rule)
+    return Costs(result.drafter, result.temperature, chains, others, sampled, timer)
 
 
 def typical_text(requests: Sequence[Request]) -> list[int]:

@@ -20,7 +20,7 @@ from specdraft.errors import UserError
 from specdraft.evaluation import environment
 from specdraft.evaluation.advice import Advice, advise
 from specdraft.evaluation.cost_model import CostModel, CostSettings
-from specdraft.evaluation.costs import cost_model
+from specdraft.evaluation.costs import costs
 from specdraft.evaluation.distinctness import distinct_ngrams
 from specdraft.evaluation.prompts import Prompt, check_lengths, encode
 from specdraft.evaluation.results import Request, Result, summarize
@@ -236,21 +236,22 @@ def _predict(
 ) -> tuple[list[CostModel], list[dict[str, Any]]]:
     """The cost model at the temperature of ``result``, and what was measured of the drafts that it predicts."""
     name, temperature = result.drafter, result.temperature
-    found = cost_model(target, drafter, result, requests, shape, settings.sampling(temperature), settings.rule, cost)
+    found = costs(target, drafter, result, requests, shape, settings.sampling(temperature), settings.rule, cost)
     if found is None:
         return [], []
     if not cost.check:
-        return [found.model], [_checked(result, shape, name)]
+        found.timer.measure_for(cost.seconds)
+        return [found.model()], [_checked(result, shape, name)]
     drafts = {str(other): (drafter, other) for other in found.shapes}
-    with tqdm(
-        total=len(requests), desc="checking", unit="request", disable=not progress
-    ) as bar:  # all take turns on every prompt
-        again = _decode(target, drafts, prompts, replace(settings, samples=0), temperature, bar)
+    changed = replace(settings, samples=0)
+    with tqdm(total=len(requests), desc="checking", unit="request", disable=not progress) as bar:
+        # All drafts take turns on every prompt, and with the timer: the machine is to be the same for all.
+        again = _decode(target, drafts, prompts, changed, temperature, bar, found.timer.measure)
     checks = [
         _checked(summarize(again[str(other)], name, temperature, other.depth, seed=settings.seed), other, name)
         for other in found.shapes
     ]
-    return [found.model], checks
+    return [found.model()], checks
 
 
 def _checked(result: Result, shape: Shape, drafter: str) -> dict[str, Any]:
@@ -288,8 +289,9 @@ def _decode(
     settings: EvaluationSettings,
     temperature: float,
     bar: "tqdm[Any]",
+    after_each: Callable[[], None] = lambda: None,
 ) -> dict[str, list[Request]]:
-    """All prompts, decoded without drafting and with every one of the named ``drafts``."""
+    """All prompts, decoded without drafting and with each of the named ``drafts``, then ``after_each``."""
     sampling = settings.sampling(temperature)
     decoders = {_BASELINE: Decoder(target, sampling=sampling)}
     for name, (drafter, shape) in drafts.items():
@@ -322,6 +324,7 @@ def _decode(
                     {"role": "user", "content": prompt.follow_ups[turn]},
                 ]
             number += 1
+            after_each()
             bar.update()
     return requests
 

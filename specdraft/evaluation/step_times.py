@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING
 
 from specdraft.decoding.decoder import Decoder
@@ -36,46 +35,64 @@ class StepTime:
     verify: float
 
 
-def measure_step_times(
-    target: "Target",
-    drafter: "Drafter",
-    text: Sequence[int],
-    shapes: Sequence[Shape],
-    batch_sizes: Sequence[int],
-    sampling: Sampling | None = None,
-    rule: Rule = rejection_sampling,
-    seconds: float = 4.0,
-) -> dict[Cell, StepTime]:
-    """The step times of every shape, and of decoding without a draft, at every batch size.
-
-    text: token ids to go on from, of the length that requests typically have. All cells are measured in turns, at least
-    once and until ``seconds`` have passed: a machine that slows down does so for all. A warm-up of the smallest batch
-    is not counted.
+class StepTimer:
+    """Measures the step times of every shape, and of decoding without a draft, at every batch size.
 
     The requests of a batch go on from the same text and stay in step. (A mixture-of-experts target reads fewer experts
-    for them than for requests that differ.) A cell is absent if its text ended at once.
+    for them than for requests that differ.)
     """
-    decoders: dict[Shape | None, Decoder] = {None: Decoder(target, sampling=sampling)}
-    decoders.update((shape, Decoder(target, drafter, shape, sampling, rule)) for shape in shapes)
-    measured: dict[Cell, list[tuple[float, float]]] = {}
-    started = time.perf_counter()
-    for number in count():
-        if number > 1 and time.perf_counter() - started > seconds:
-            break
-        for batch_size in batch_sizes if number else batch_sizes[:1]:
-            for shape, decoder in decoders.items():
-                tokens = 2 + _ROUNDS * (1 + decoder.num_draft_tokens / 2)
-                prompts, seeds = [text] * batch_size, [_SEEDS + number] * batch_size
-                slowest = max(
-                    decoder.generate_batch(prompts, math.ceil(tokens), batch_size, seeds),
-                    key=lambda generation: generation.decode_seconds,
-                )
-                rounds = len(slowest.drafted) if shape is not None else len(slowest.tokens) - 1
-                if number and rounds:
-                    draft = slowest.draft_seconds / rounds
-                    cell = measured.setdefault((batch_size, shape), [])
-                    cell.append((draft, slowest.decode_seconds / rounds - draft))
-    return {
-        cell: StepTime(*(statistics.median(column) for column in zip(*times, strict=True)))
-        for cell, times in measured.items()
-    }
+
+    def __init__(
+        self,
+        target: "Target",
+        drafter: "Drafter",
+        text: Sequence[int],
+        shapes: Sequence[Shape],
+        batch_sizes: Sequence[int],
+        sampling: Sampling | None = None,
+        rule: Rule = rejection_sampling,
+    ) -> None:
+        """text: token ids to go on from, of the length that requests typically have. Warms up with the first batch."""
+        self.text, self.batch_sizes = text, batch_sizes
+        self.decoders: dict[Shape | None, Decoder] = {None: Decoder(target, sampling=sampling)}
+        self.decoders.update((shape, Decoder(target, drafter, shape, sampling, rule)) for shape in shapes)
+        self._measured: dict[Cell, list[StepTime]] = {}
+        self._passes = 0
+        for shape in self.decoders:
+            self._time(batch_sizes[0], shape)
+
+    def measure(self) -> None:
+        """Measure every cell once more, in turns: a machine that slows down does so for all."""
+        self._passes += 1
+        for batch_size in self.batch_sizes:
+            for shape in self.decoders:
+                if (found := self._time(batch_size, shape)) is not None:
+                    self._measured.setdefault((batch_size, shape), []).append(found)
+
+    def measure_for(self, seconds: float) -> None:
+        """Measure at least once, and again until ``seconds`` have passed."""
+        started = time.perf_counter()
+        self.measure()
+        while time.perf_counter() - started < seconds:
+            self.measure()
+
+    def times(self) -> dict[Cell, StepTime]:
+        """Medians of what was measured. A cell is absent if its text ended at once."""
+        return {
+            cell: StepTime(
+                statistics.median(each.draft for each in found), statistics.median(each.verify for each in found)
+            )
+            for cell, found in self._measured.items()
+        }
+
+    def _time(self, batch_size: int, shape: Shape | None) -> StepTime | None:
+        decoder = self.decoders[shape]
+        tokens = 2 + _ROUNDS * (1 + decoder.num_draft_tokens / 2)
+        prompts, seeds = [self.text] * batch_size, [_SEEDS + self._passes] * batch_size
+        generations = decoder.generate_batch(prompts, math.ceil(tokens), batch_size, seeds)
+        slowest = max(generations, key=lambda generation: generation.decode_seconds)
+        rounds = len(slowest.drafted) if shape is not None else len(slowest.tokens) - 1
+        if not rounds:
+            return None
+        draft = slowest.draft_seconds / rounds
+        return StepTime(draft, slowest.decode_seconds / rounds - draft)

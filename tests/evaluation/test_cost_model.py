@@ -8,7 +8,7 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.evaluation.advice import advise
 from specdraft.evaluation.cost_model import CostSettings, chain_acceptance_length, measured_lengths, predict
-from specdraft.evaluation.step_times import StepTime, measure_step_times
+from specdraft.evaluation.step_times import StepTime, StepTimer
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
 
@@ -86,7 +86,10 @@ def test_step_times_of_every_cell():
     target = Target.from_model(tiny_llama(context=64))
     drafter = Medusa.for_target(target, num_heads=3)
     shapes = [StaticTree.chain(k) for k in measured_lengths(3)] + [StaticTree(((0,), (1,), (0, 0)))]
-    times = measure_step_times(target, drafter, [1, 2, 3, 4, 5], shapes, (1, 2), seconds=0.0)
+    timer = StepTimer(target, drafter, [1, 2, 3, 4, 5], shapes, (1, 2))
+    assert timer.times() == {}
+    timer.measure_for(0.0)
+    times = timer.times()
     assert set(times) == {(size, shape) for size in (1, 2) for shape in (None, *shapes)}
     assert all(time.verify > 0 for time in times.values())
     assert all((time.draft > 0) == (shape is not None) for (_, shape), time in times.items())
