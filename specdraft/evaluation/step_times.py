@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specdraft.targets import Target
 
 _ROUNDS = 6  # at least so many rounds in a measurement of a draft that is accepted half
+_STEPS = 24  # without a draft: more, because the first steps behind a prompt's pass are slower
 _SEEDS = 1000  # above temperature 0 each pass samples another text
 
 Cell = tuple[int, Shape | None]
@@ -87,7 +88,7 @@ class StepTimer:
 
     def _time(self, batch_size: int, shape: Shape | None) -> StepTime | None:
         decoder = self.decoders[shape]
-        tokens = 2 + _ROUNDS * (1 + decoder.num_draft_tokens / 2)
+        tokens = 2 + (_STEPS if shape is None else _ROUNDS * (1 + decoder.num_draft_tokens / 2))
         prompts, seeds = [self.text] * batch_size, [_SEEDS + self._passes] * batch_size
         generations = decoder.generate_batch(prompts, math.ceil(tokens), batch_size, seeds)
         slowest = max(generations, key=lambda generation: generation.decode_seconds)
