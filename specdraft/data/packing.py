@@ -213,7 +213,7 @@ def _cut(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], 
 
 
 def _read(tokens: Ints, begins: Longs, lengths: Ints) -> Iterator[Ints]:
-    """Stretches of the tokens; of a mapped file they are read, as pages of the map would stay in memory."""
+    """Stretches of the tokens; of a file mapped whole they are read, as pages of the map would stay in memory."""
     if not isinstance(tokens, np.memmap) or tokens.filename is None:
         yield from (tokens[begin : begin + length] for begin, length in zip(begins, lengths, strict=True))
         return

@@ -113,7 +113,7 @@ def chain_acceptance_length(rates: Sequence[float]) -> float:
 def measured_lengths(num_draft_tokens: int) -> list[int]:
     """The chains whose step times are measured; those between are interpolated.
 
-    Short ones lie close: a pass over two or three tokens takes kernels of its own, and times bend there.
+    Short ones lie close, because the time of a pass bends between one token and four.
     """
     longest = num_draft_tokens
     return sorted({longest, *(k for k in range(1, longest) if k <= 4 or k % (2 if k <= 8 else 4) == 0)})
