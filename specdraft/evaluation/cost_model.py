@@ -36,7 +36,7 @@ class CostSettings:
 
     batch_sizes: requests side by side. tree_sizes: nodes of the static trees to consider at temperature 0. seconds: for
     the step times of a drafter at a temperature. check: decode all prompts with every draft that is predicted, too, and
-    time the steps meanwhile.
+    time the steps for as many seconds after each of them.
     """
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)

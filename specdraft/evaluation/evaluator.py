@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,7 +247,8 @@ def _predict(
     changed = replace(settings, samples=0)
     with tqdm(total=len(requests), desc="checking", unit="request", disable=not progress) as bar:
         # All drafts take turns on every prompt, and with the timer: the machine is to be the same for all.
-        again = _decode(target, drafts, prompts, changed, temperature, bar, found.timer.measure)
+        measure = partial(found.timer.measure_for, cost.seconds)
+        again = _decode(target, drafts, prompts, changed, temperature, bar, measure)
     checks = [
         _checked(summarize(again[str(other)], name, temperature, other.depth, seed=settings.seed), other, name)
         for other in found.shapes

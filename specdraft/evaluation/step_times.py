@@ -2,13 +2,16 @@
 
 Measured in the decode loop itself, so that nothing of a round is forgotten: the forward passes, the masks of trees, the
 sampling, the rule, what the drafter reads back.
+
+Means, because a speedup is a ratio of sums. Where other work interrupts the machine, long passes meet an interruption
+more often than short ones, and a median would count it for the long ones alone.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING
 
 from specdraft.decoding.decoder import Decoder
@@ -30,7 +33,7 @@ Cell = tuple[int, Shape | None]
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one round of all requests that are decoded side by side: medians over repeated measurements."""
+    """Seconds of one round of all requests that are decoded side by side: the mean."""
 
     draft: float
     verify: float
@@ -57,7 +60,7 @@ class StepTimer:
         self.text, self.batch_sizes = text, batch_sizes
         self.decoders: dict[Shape | None, Decoder] = {None: Decoder(target, sampling=sampling)}
         self.decoders.update((shape, Decoder(target, drafter, shape, sampling, rule)) for shape in shapes)
-        self._measured: dict[Cell, list[StepTime]] = {}
+        self._sums: dict[Cell, tuple[int, float, float]] = {}  # rounds, seconds of drafting, seconds of verifying
         self._passes = 0
         for shape in self.decoders:
             self._time(batch_sizes[0], shape)
@@ -67,8 +70,9 @@ class StepTimer:
         self._passes += 1
         for batch_size in self.batch_sizes:
             for shape in self.decoders:
-                if (found := self._time(batch_size, shape)) is not None:
-                    self._measured.setdefault((batch_size, shape), []).append(found)
+                before = self._sums.get((batch_size, shape), (0, 0.0, 0.0))
+                rounds, draft, verify = map(add, before, self._time(batch_size, shape))
+                self._sums[batch_size, shape] = (rounds, draft, verify)
 
     def measure_for(self, seconds: float) -> None:
         """Measure at least once, and again until ``seconds`` have passed."""
@@ -78,22 +82,19 @@ class StepTimer:
             self.measure()
 
     def times(self) -> dict[Cell, StepTime]:
-        """Medians of what was measured. A cell is absent if its text ended at once."""
+        """Means of what was measured. A cell is absent if its text ended at once."""
         return {
-            cell: StepTime(
-                statistics.median(each.draft for each in found), statistics.median(each.verify for each in found)
-            )
-            for cell, found in self._measured.items()
+            cell: StepTime(draft / rounds, verify / rounds)
+            for cell, (rounds, draft, verify) in self._sums.items()
+            if rounds
         }
 
-    def _time(self, batch_size: int, shape: Shape | None) -> StepTime | None:
+    def _time(self, batch_size: int, shape: Shape | None) -> tuple[int, float, float]:
+        """Rounds of one pass, seconds of drafting and of verifying in them."""
         decoder = self.decoders[shape]
         tokens = 2 + (_STEPS if shape is None else _ROUNDS * (1 + decoder.num_draft_tokens / 2))
         prompts, seeds = [self.text] * batch_size, [_SEEDS + self._passes] * batch_size
         generations = decoder.generate_batch(prompts, math.ceil(tokens), batch_size, seeds)
         slowest = max(generations, key=lambda generation: generation.decode_seconds)
         rounds = len(slowest.drafted) if shape is not None else len(slowest.tokens) - 1
-        if not rounds:
-            return None
-        draft = slowest.draft_seconds / rounds
-        return StepTime(draft, slowest.decode_seconds / rounds - draft)
+        return rounds, slowest.draft_seconds, slowest.decode_seconds - slowest.draft_seconds
