@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
 
@@ -133,3 +134,45 @@ class RewindableCache(Cache):
             layer.keys = torch.cat([layer.keys[:row], layer.keys[row + 1 :]])
             layer.values = torch.cat([layer.values[:row], layer.values[row + 1 :]])
             del layer.lengths[row]
+
+
+class _LayerSideBySide(DynamicLayer):
+    """One layer of several caches of one row each; what it hands out is padded to the longest."""
+
+    def __init__(self, rows: Sequence[_BufferedLayer]) -> None:
+        super().__init__()
+        self.rows = rows
+
+    @property
+    def lengths(self) -> list[int]:
+        return [length for row in self.rows for length in (row.lengths or [0])]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        added = zip(self.rows, key_states.split(1), value_states.split(1), strict=True)
+        held = [row.update(key, value) for row, key, value in added]  # [1, heads, length, d] each
+        keys, values = (
+            pad_sequence([part[0].transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2)
+            for parts in zip(*held, strict=True)
+        )
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return max(self.lengths)
+
+
+class CachesSideBySide(Cache):
+    """Caches of one row each, read in one pass: every pass copies what they hold into one padded batch.
+
+    Each goes on as a cache of its own. For models whose caches are small (a draft's), in batches that change from pass
+    to pass.
+    """
+
+    layers: list[_LayerSideBySide]
+
+    def __init__(self, caches: Sequence[RewindableCache]) -> None:
+        super().__init__(layers=[_LayerSideBySide(rows) for rows in zip(*(c.layers for c in caches), strict=True)])
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of tokens held by every row."""
+        return self.layers[0].lengths

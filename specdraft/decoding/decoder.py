@@ -189,14 +189,15 @@ class Decoder:
         started = time.perf_counter()
         target, drafter, held = self.target, self.drafter, cache.lengths  # the last emitted tokens are not yet held
         if drafter is not None:
-            for request, length in zip(active, held, strict=True):
-                request.tree = self._draft(request, length)
+            self._draft(drafter, active, held)
         drafting = time.perf_counter() - started if drafter is not None else 0.0
 
         features = self._verify(active, cache, held)
         logits = target.logits(features.last)  # [B, N + 1, V]
         if self.sampling.greedy:
             best = logits.argmax(-1)
+        emitted: list[torch.Tensor] = []  # by every request, and the features of the positions before
+        behind: list[Features] = []
         for row, (request, length) in enumerate(zip(active, held, strict=True)):
             tree, result = request.tree, request.result
             here = slice(0, len(tree) + 1)
@@ -208,31 +209,40 @@ class Decoder:
                 if isinstance(self.rule, rules.LossyRule) and tree.is_chain:
                     result.divergence.append(self.rule.divergence(tree, p))
             cache.keep(row, length + 1, verdict.path)
-            emitted = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
-            result.tokens += emitted
+            new = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
+            result.tokens += new
             if result.trace is not None:
                 result.trace.rounds.append(Round.of(tree, verdict))
             if drafter is not None:
                 result.drafted.append(tree.depth)
                 result.accepted.append(len(verdict.path))
                 result.nodes.append(len(tree))
-                before = time.perf_counter()
                 read = [0, *(node + 1 for node in verdict.path)]
-                kept = type(features)(*(part[row : row + 1, read] for part in features))
-                drafter.advance(request.state, torch.tensor(emitted, device=target.device), kept)
-                drafting += time.perf_counter() - before
+                emitted.append(torch.tensor(new, device=target.device))
+                behind.append(type(features)(*(part[row : row + 1, read] for part in features)))
+        if drafter is not None:
+            before = time.perf_counter()
+            drafter.advance_batch([request.state for request in active], emitted, behind)
+            drafting += time.perf_counter() - before
         spent = time.perf_counter() - started
         for request in active:
             request.result.decode_seconds += spent
             request.result.draft_seconds += drafting
 
-    def _draft(self, request: _Request, held: int) -> DraftTree:
-        assert self.drafter is not None and self.shape is not None
-        # A draft may not run past the context; behind its last position the target has nothing to say.
-        room = self.target.max_length - held - 1
-        if room < 1:
-            return DraftTree.empty(self.target.device)
-        return self.drafter.draft(request.state, self.shape.cut(room), self.sampling, request.generator)
+    def _draft(self, drafter: Drafter, active: list[_Request], held: list[int]) -> None:
+        """Give every request its draft, which may not run past the context: behind it the target has nothing to say."""
+        assert self.shape is not None
+        drafting: list[tuple[_Request, Shape]] = []
+        for request, length in zip(active, held, strict=True):
+            request.tree = DraftTree.empty(self.target.device)
+            if (room := self.target.max_length - length - 1) >= 1:
+                drafting.append((request, self.shape.cut(room)))
+        if not drafting:
+            return
+        states, generators = [each.state for each, _ in drafting], [each.generator for each, _ in drafting]
+        drafts = drafter.draft_batch(states, [shape for _, shape in drafting], self.sampling, generators)
+        for (request, _), tree in zip(drafting, drafts, strict=True):
+            request.tree = tree
 
     def _verify(self, active: list[_Request], cache: RewindableCache, held: list[int]) -> Features:
         """The target's features ``[B, N + 1, ...]`` of the last emitted token and of every node behind it."""

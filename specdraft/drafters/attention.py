@@ -7,6 +7,7 @@ In the training-time test a query attends causally to the keys of step 0 and to 
 the scores exist for one block of queries at a time, made again in backward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -124,3 +125,29 @@ class CachedKeys:
             query.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
         )
         return attended[0].transpose(0, 1)
+
+
+@dataclass
+class KeysSideBySide:
+    """The keys of several requests, called as the attention by the rows of all, request after request.
+
+    added: how many rows each request has in the pass. asking: how many of them ask, the last ones. seen: as
+    ``CachedKeys`` takes it, of each request.
+    """
+
+    requests: Sequence[CachedKeys]
+    added: list[int]
+    asking: list[int]
+    seen: Sequence[Tensor | None]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend with the queries ``[sum of asking, Hq, d]``; key and value ``[sum of added, Hk, d]``."""
+        parts = zip(
+            self.requests,
+            query.split(self.asking),
+            key.split(self.added),
+            value.split(self.added),
+            self.seen,
+            strict=True,
+        )
+        return torch.cat([keys(*rows) for keys, *rows in parts])

@@ -98,6 +98,30 @@ class Drafter(nn.Module, ABC):
         ``sampling`` shapes the q of sampled drafts. ``growth.grow`` makes any shape of a function from node to logits.
         """
 
+    def advance_batch(self, states: Sequence[Any], tokens: Sequence[Tensor], features: Sequence[Features]) -> None:
+        """``advance`` for requests that are decoded side by side, whose numbers of tokens differ.
+
+        One after the other, unless a drafter knows how to read them together.
+        """
+        for each in zip(states, tokens, features, strict=True):
+            self.advance(*each)
+
+    def draft_batch(
+        self,
+        states: Sequence[Any],
+        shapes: Sequence[Shape],
+        sampling: Sampling,
+        generators: Sequence[torch.Generator | None],
+    ) -> list[DraftTree]:
+        """``draft`` for requests that are decoded side by side; each draws from its own generator.
+
+        One after the other, unless a drafter knows how to draft them together (``growth.grow_batch``).
+        """
+        return [
+            self.draft(state, shape, sampling, generator)
+            for state, shape, generator in zip(states, shapes, generators, strict=True)
+        ]
+
     def served(self) -> "Drafter":
         """The drafter as it is decoded with, saved and exported: itself, unless training needs parts beside it."""
         return self

@@ -1,6 +1,6 @@
 """Independent draft models: a small causal LM of its own, distilled from the target (2211.17192; 2310.08461).
 
-B = batch, T = tokens, R = B*T rows of the flat batch, m = nodes of a level, S = keys that a pass sees, H = the draft's
+B = batch or requests, T = tokens, R = B*T rows of the flat batch, m = nodes of a level, H = the draft's
 hidden size, V = vocabulary.
 
 The draft has the target's tokenizer and vocabulary. Row r predicts token r+1, and its teacher is the target's
@@ -18,14 +18,14 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding.cache import CachesSideBySide, RewindableCache
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.base import Drafter, TrainingLoss
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.draft_start import attention, find_start, take_weights
-from specdraft.drafters.growth import Level, Vocabulary, grow
+from specdraft.drafters.growth import Level, Vocabulary, grow_batch
 from specdraft.drafters.objective import DraftHead, lend, objective
 from specdraft.drafters.on_policy import continue_answers
 from specdraft.errors import UserError
@@ -227,7 +227,6 @@ class DraftModel(Drafter):
         """Note the tokens; they are read with the next draft."""
         state.text += tokens.tolist()
 
-    @torch.inference_mode()
     def draft(
         self, state: DraftState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
     ) -> DraftTree:
@@ -235,23 +234,66 @@ class DraftModel(Drafter):
 
         That pass includes the last token of a fully accepted round, which no draft has read before.
         """
-        model, cache, emitted = self.language_model, state.cache, len(state.text)
-        if cache.length == emitted:  # this text was drafted from before
-            cache.crop(emitted - 1)
-        unread = torch.tensor([state.text[cache.length :]], device=model.device)
-        logits = model.logits(model.step(unread, cache).last[:, -1])  # [1, V]
+        return self.draft_batch([state], [shape], sampling, [generator])[0]
 
-        def expand(level: Level) -> Tensor:
-            tokens, positions, visible = level.tokens[None], None, None
-            if level.seen is not None:
-                positions = torch.full_like(tokens, emitted + level.depth - 1)
-                text = level.seen.new_ones(len(level.tokens), emitted)
-                visible = torch.cat([text, level.seen], dim=1)[None]  # [1, m, S]
-            return model.logits(model.step(tokens, cache, (), positions, visible).last[0])  # [m, V]
+    @torch.inference_mode()
+    def draft_batch(
+        self,
+        states: Sequence[DraftState],
+        shapes: Sequence[Shape],
+        sampling: Sampling,
+        generators: Sequence[torch.Generator | None],
+    ) -> list[DraftTree]:
+        """A pass over what is not yet read, and one for each level of all drafts."""
+        emitted = [len(state.text) for state in states]
+        unread = []
+        for state, length in zip(states, emitted, strict=True):
+            if state.cache.length == length:  # this text was drafted from before
+                state.cache.crop(length - 1)
+            unread.append(torch.tensor(state.text[state.cache.length :], device=self.language_model.device))
+        model, caches = self.language_model, [state.cache for state in states]
+        last = torch.cat([hidden[-1:] for hidden in self._read(caches, unread)])  # [B, H]
 
-        tree = grow(logits, expand, shape, sampling, generator, Vocabulary(model.vocab_size))
-        cache.crop(emitted)
-        return tree
+        def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:
+            tokens = [level.tokens for level in levels.values()]
+            hidden = self._read([caches[number] for number in levels], tokens, list(levels.values()))
+            return model.logits(torch.cat(hidden)).split([len(each) for each in tokens])  # [m, V] each
+
+        drafts = grow_batch(model.logits(last), expand, shapes, sampling, generators, Vocabulary(model.vocab_size))
+        for cache, length in zip(caches, emitted, strict=True):
+            cache.crop(length)
+        return drafts
+
+    def _read(
+        self, caches: Sequence[RewindableCache], tokens: Sequence[Tensor], levels: Sequence[Level] | None = None
+    ) -> list[Tensor]:
+        """Read tokens ``[m]`` behind each cache, as text or as ``levels`` of drafts -> the hidden states ``[m, H]``."""
+        model = self.language_model
+        seen = [None] * len(caches) if levels is None else [level.seen for level in levels]
+        if len(caches) == 1 and seen[0] is None:  # the common case needs no mask
+            return [model.step(tokens[0][None], caches[0]).last[0]]
+        held, size = [cache.length for cache in caches], max(map(len, tokens))
+        ids = tokens[0].new_zeros((len(caches), size))
+        positions = torch.zeros_like(ids)
+        visible = torch.zeros((*ids.shape, max(held) + size), dtype=torch.bool, device=ids.device)
+        visible[..., 0] = True  # what padding looks at
+        for row, (read, length) in enumerate(zip(tokens, held, strict=True)):
+            end, tree = length + len(read), seen[row]
+            here = slice(0, len(read))
+            ids[row, here] = read
+            if levels is None or tree is None:
+                positions[row, here] = torch.arange(length, end, device=ids.device)
+                visible[row, here, :end] = visible.new_ones(len(read), end).tril(length)
+            else:
+                text = end - tree.shape[1]
+                positions[row, here] = text + levels[row].depth - 1
+                visible[row, here, :text] = True
+                visible[row, here, text:end] = tree
+        together = caches[0] if len(caches) == 1 else CachesSideBySide(caches)
+        last = model.step(ids, together, (), positions, visible).last  # [B, size, H]
+        for cache, length, read in zip(caches, held, tokens, strict=True):
+            cache.crop(length + len(read))
+        return [last[row, : len(read)] for row, read in enumerate(tokens)]
 
     def _plain(self) -> PreTrainedModel:
         """The transformers model of the configuration, with random weights."""

@@ -4,9 +4,12 @@ m = nodes of a level, D = nodes read so far, N = drafted nodes, Vd / V = draft /
 
 A drafter gives the logits behind the last emitted token, and a function that reads a level of nodes and returns the
 logits behind each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way.
+
+A growing draft is a generator that yields the level to be read next and is sent its logits, so that the drafts of
+several requests can grow in step and be read in one pass.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,6 +37,11 @@ class Level(NamedTuple):
 Expand = Callable[[Level], Tensor]
 """Reads a level and returns the logits ``[m, Vd]`` behind each of its nodes."""
 
+ExpandBatch = Callable[[Mapping[int, Level]], Sequence[Tensor]]
+"""Reads a level of each of several drafts, by the draft's number, and returns the logits behind the nodes of each."""
+
+Growth = Generator[Level, Tensor, DraftTree]
+
 
 class Vocabulary(NamedTuple):
     """size: of the target's vocabulary. ids: ``[Vd]`` target ids of the draft vocabulary; None if it is the whole."""
@@ -59,19 +67,53 @@ def grow(
     vocabulary: Vocabulary,
 ) -> DraftTree:
     """Grow a draft of this shape; ``logits [1, Vd]`` are those behind the last emitted token."""
-    if isinstance(shape, DynamicTree):
-        return _grow_dynamic(logits, expand, shape, vocabulary)
-    return _grow_static(logits, expand, shape, sampling, generator, vocabulary)
+    return grow_batch(logits, lambda levels: [expand(levels[0])], [shape], sampling, [generator], vocabulary)[0]
+
+
+def grow_batch(
+    logits: Tensor,
+    expand: ExpandBatch,
+    shapes: Sequence[Shape],
+    sampling: Sampling,
+    generators: Sequence[torch.Generator | None],
+    vocabulary: Vocabulary,
+) -> list[DraftTree]:
+    """Grow a draft for each of B requests, level by level together; row b of ``logits [B, Vd]`` is that of request b.
+
+    A draft that is complete is no longer among those that ``expand`` is asked to read.
+    """
+    growing = [
+        _grow_dynamic(row, shape, vocabulary)
+        if isinstance(shape, DynamicTree)
+        else _grow_static(row, shape, sampling, generator, vocabulary)
+        for row, shape, generator in zip(logits.split(1), shapes, generators, strict=True)
+    ]
+    drafts: dict[int, DraftTree] = {}
+    levels: dict[int, Level] = {}
+
+    def resume(number: int, behind: Tensor | None) -> None:
+        try:
+            # A generator that has not begun takes nothing but None.
+            levels[number] = next(growing[number]) if behind is None else growing[number].send(behind)
+        except StopIteration as finished:
+            drafts[number] = finished.value
+
+    for number in range(len(growing)):
+        resume(number, None)
+    while levels:
+        read, levels = levels, {}
+        for number, behind in zip(read, expand(read), strict=True):
+            resume(number, behind)
+    return [drafts[number] for number in range(len(growing))]
 
 
 def _grow_static(
     logits: Tensor,
-    expand: Expand,
     shape: StaticTree,
     sampling: Sampling,
     generator: torch.Generator | None,
     vocabulary: Vocabulary,
-) -> DraftTree:
+) -> Growth:
     seen = None if shape.is_chain else _Seen(logits.device)
     tokens: list[Tensor] = []
     q: list[Tensor] = []
@@ -101,7 +143,7 @@ def _grow_static(
             break
         above = torch.tensor([rows[parents[node]] for node in read], device=logits.device)
         unread = tokens[-1] if shape.is_chain else torch.cat(tokens)[torch.tensor(read, device=logits.device)]
-        logits = expand(Level(unread, above, depth, None if seen is None else seen.read(above)))
+        logits = yield Level(unread, above, depth, None if seen is None else seen.read(above))
     return DraftTree(torch.cat(tokens), torch.tensor(parents), vocabulary.spread(torch.cat(q)) if q else None)
 
 
@@ -137,7 +179,7 @@ def _draw(p: Tensor, count: int, generator: torch.Generator | None) -> tuple[Ten
     return chosen, q / q.sum(-1, keepdim=True)
 
 
-def _grow_dynamic(logits: Tensor, expand: Expand, shape: DynamicTree, vocabulary: Vocabulary) -> DraftTree:
+def _grow_dynamic(logits: Tensor, shape: DynamicTree, vocabulary: Vocabulary) -> Growth:
     width = min(shape.top_k, logits.shape[-1])
     seen = _Seen(logits.device)
     best = logits.float().log_softmax(-1).topk(width)  # [1, k]
@@ -148,7 +190,7 @@ def _grow_dynamic(logits: Tensor, expand: Expand, shape: DynamicTree, vocabulary
     unread = torch.arange(width, device=logits.device)  # nodes to read next
     above = torch.zeros_like(unread)
     for depth in range(1, shape.depth):
-        logits = expand(Level(torch.cat(tokens)[unread], above, depth, seen.read(above)))
+        logits = yield Level(torch.cat(tokens)[unread], above, depth, seen.read(above))
         best = logits.float().log_softmax(-1).topk(width)  # [m, k]
         tokens.append(vocabulary.to_target(best.indices).flatten())
         joint.append((best.values + torch.cat(joint)[unread, None]).flatten())

@@ -12,9 +12,9 @@ R = rows of the flat batch, n = rows of a head, m = nodes of a level, H = hidden
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import align, count_rows
 from specdraft.drafters.base import Drafter, TrainingLoss
 from specdraft.drafters.batch import Batch
-from specdraft.drafters.growth import Level, grow
+from specdraft.drafters.growth import Level, grow_batch
 from specdraft.drafters.objective import DraftHead, lend, objective
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
@@ -72,6 +72,9 @@ class Heads(DraftVocabulary, Drafter):
     target: Target
     training_options = frozenset({"head_decay", "divergence"})
     reads_every_last = False
+
+    reads_path: ClassVar[bool]
+    """Whether ``hidden`` reads the path, so that nodes of one level may be followed by different tokens."""
 
     def __init__(
         self,
@@ -133,9 +136,9 @@ class Heads(DraftVocabulary, Drafter):
 
     @abstractmethod
     def hidden(self, head: int, last: Tensor, path: Tensor) -> Tensor:
-        """What a head projects, ``[n, H]``, or ``[1, H]`` where it is one for all.
+        """What a head projects, ``[n, H]``.
 
-        last: ``[n, H]``, or ``[1, H]`` for all. path: ``[n, head + 1]`` the tokens from the emitted one on.
+        last: ``[n, H]``. path: ``[n, head + 1]``, the tokens from the emitted one on.
         """
 
     def config(self) -> dict[str, Any]:
@@ -178,18 +181,36 @@ class Heads(DraftVocabulary, Drafter):
         self, state: HeadsState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
     ) -> DraftTree:
         """A chain or tree of at most ``num_heads`` levels."""
-        assert state.last is not None and state.token is not None, "advance comes before draft"
-        last, path = state.last, state.token
+        return self.draft_batch([state], [shape], sampling, [generator])[0]
 
-        def logits(head: int) -> Tensor:
-            return self.lm_heads[head](self.hidden(head, last, path)).expand(len(path), -1)
+    def draft_batch(
+        self,
+        states: Sequence[HeadsState],
+        shapes: Sequence[Shape],
+        sampling: Sampling,
+        generators: Sequence[torch.Generator | None],
+    ) -> list[DraftTree]:
+        """A pass of a head for each level of all drafts."""
+        paths = [state.token for state in states if state.token is not None]  # [m, depth + 1]
+        last = [state.last for state in states if state.last is not None]  # [1, H]
+        assert len(paths) == len(last) == len(states), "advance comes before draft"
 
-        def expand(level: Level) -> Tensor:
-            nonlocal path
-            path = torch.cat([path[level.parents], level.tokens[:, None]], dim=1)  # [m, depth + 1]
-            return logits(level.depth)
+        def logits(head: int, numbers: Sequence[int]) -> list[Tensor]:
+            counts = [len(paths[number]) for number in numbers]
+            asked = counts if self.reads_path else [1] * len(counts)  # else one answer serves all nodes of a request
+            read = torch.cat([last[number].expand(rows, -1) for number, rows in zip(numbers, asked, strict=True)])
+            behind = torch.cat([paths[number][:rows] for number, rows in zip(numbers, asked, strict=True)])
+            answers = self.lm_heads[head](self.hidden(head, read, behind)).split(asked)
+            return [answer.expand(count, -1) for answer, count in zip(answers, counts, strict=True)]
 
-        return grow(logits(0), expand, shape.cut(self.num_heads), sampling, generator, self.vocabulary)
+        def expand(levels: Mapping[int, Level]) -> list[Tensor]:
+            for number, level in levels.items():
+                paths[number] = torch.cat([paths[number][level.parents], level.tokens[:, None]], dim=1)
+            return logits(next(iter(levels.values())).depth, list(levels))
+
+        cut = [shape.cut(self.num_heads) for shape in shapes]
+        first = torch.cat(logits(0, range(len(states))))
+        return grow_batch(first, expand, cut, sampling, generators, self.vocabulary)
 
     @property
     def dtype(self) -> torch.dtype:

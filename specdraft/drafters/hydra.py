@@ -17,6 +17,8 @@ from specdraft.drafters.heads import Heads
 class Hydra(Heads):
     """Hydra's heads: the first layer of head i is ``(i+2)*H`` wide, the rest as Medusa's."""
 
+    reads_path = True
+
     @staticmethod
     def num_read(head: int) -> int:
         """The hidden state and one embedding per token of the path."""
@@ -26,5 +28,4 @@ class Hydra(Heads):
         """``[n, H]``: every path has its own."""
         embedded = nn.functional.embedding(path, self.target.embedding_weight).to(last.dtype)  # [n, head + 1, H]
         embedded = nn.functional.rms_norm(embedded, embedded.shape[-1:], eps=1e-6)
-        stream = last[:, None].expand(len(path), 1, -1)
-        return self.blocks[head](torch.cat([stream, embedded], dim=1).flatten(1))
+        return self.blocks[head](torch.cat([last[:, None], embedded], dim=1).flatten(1))

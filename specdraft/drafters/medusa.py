@@ -13,6 +13,8 @@ from specdraft.drafters.heads import Heads
 class Medusa(Heads):
     """Medusa's heads; the state-dict names are those of vLLM's ``medusa`` method."""
 
+    reads_path = False
+
     @staticmethod
     def num_read(head: int) -> int:
         """The hidden state."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding.cache import CachesSideBySide, RewindableCache
 from specdraft.errors import UserError
 from specdraft.targets.masks import attention_masks
 
@@ -138,7 +138,7 @@ class LanguageModel:
     def step(
         self,
         input_ids: Tensor,
-        cache: RewindableCache,
+        cache: RewindableCache | CachesSideBySide,
         layers: Sequence[int] = (),
         positions: Tensor | None = None,
         visible: Tensor | None = None,

@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
-from specdraft.drafters import growth, on_policy
+from specdraft.drafters import draft_model, growth, on_policy
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_model import DraftModel
@@ -22,6 +22,7 @@ from specdraft.targets import Target
 from specdraft.training.module import DrafterModule
 from specdraft.training.planning.blueprint import WeightlessTarget
 from specdraft.training.schedule import OptimizerSettings
+from tests.drafters.growing import replace_growth
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 from tests.families import FAMILIES, V
 
@@ -80,7 +81,7 @@ def recorded(monkeypatch) -> list[tuple[growth.Level | None, torch.Tensor]]:
         seen.append((None, logits))
         return growth.grow(logits, noted, *rest)
 
-    monkeypatch.setattr("specdraft.drafters.draft_model.grow", spy)
+    replace_growth(monkeypatch, draft_model, spy)
     return seen
 
 

@@ -10,9 +10,11 @@ from specdraft.drafters.alignment import align
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.eagle import head as eagle_head
 from specdraft.drafters.growth import grow
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
+from tests.drafters.growing import replace_growth
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 
 STEPS = 4
@@ -76,7 +78,7 @@ def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
             torch.testing.assert_close(decoded, trained[step][place[0, 0]], rtol=1e-10, atol=1e-10)
             checked += 1
             # Feed the true token, as training does; `draft` would feed its own choice.
-            output = head._append(state.keys, aligned.tokens[row + 2 + step][None], output.feature)
+            output = head._append([state.keys], [aligned.tokens[row + 2 + step][None]], output.feature)[0]
     assert checked == sum(map(len, aligned.rows)) > 60
 
 
@@ -91,7 +93,7 @@ def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape, mo
 
         return grow(logits, expand_and_note, *rest)
 
-    monkeypatch.setattr("specdraft.drafters.eagle.head.grow", watched)
+    replace_growth(monkeypatch, eagle_head, watched)
     state = begun(head, packed)
     head.draft(state, shape, Sampling(), None)
     above, checked = [[]], 0
@@ -100,7 +102,7 @@ def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape, mo
         for path, expected in zip(paths, logits, strict=True):
             emitted, output = state.keys.length, state.output
             for token in path:
-                output = head._append(state.keys, token[None], output.feature)
+                output = head._append([state.keys], [token[None]], output.feature)[0]
             state.keys.length = emitted
             torch.testing.assert_close(head._logits(output.hidden)[0], expected, rtol=1e-9, atol=1e-9)
             checked += 1

@@ -15,6 +15,7 @@ from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
+from tests.drafters.growing import replace_growth
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 
 HEADS = 4
@@ -61,7 +62,7 @@ def logits_along(drafter, state, path, monkeypatch):
             seen.append(expand(Level(torch.tensor([token]), torch.tensor([0]), depth, None)))
 
     with monkeypatch.context() as patch:
-        patch.setattr(heads, "grow", follow)
+        replace_growth(patch, heads, follow)
         drafter.draft(state, StaticTree.chain(len(path) + 1), Sampling(), None)
     return torch.cat(seen)
 
@@ -114,7 +115,7 @@ def test_every_node_of_a_tree_is_drafted_from_its_own_path(kind, shape, target, 
         return growth.grow(logits, recording, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(heads, "grow", spy)
+        replace_growth(patch, heads, spy)
         tree = drafter.draft(state, shape, Sampling(), None)
     assert len(tree) == shape.num_nodes
     assert len(read) > shape.depth and max(len(path) for path, _ in read) == shape.depth - 1

@@ -14,7 +14,7 @@ vocabulary.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +26,11 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import Alignment, align, count_rows
-from specdraft.drafters.attention import CachedKeys, UnrolledKeys
+from specdraft.drafters.attention import CachedKeys, KeysSideBySide, UnrolledKeys
 from specdraft.drafters.base import Drafter, TrainingLoss
 from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle.layer import Attend
-from specdraft.drafters.growth import Level, Vocabulary, grow
+from specdraft.drafters.growth import Level, Vocabulary, grow_batch
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence as divergence_of
@@ -195,32 +195,75 @@ class EagleHead(Drafter):
 
     def advance(self, state: EagleState, tokens: Tensor, features: Features) -> None:
         """Append the true rows; their keys replace those of what was drafted there."""
-        state.output = self._append(state.keys, tokens, self._feature(features))
+        self.advance_batch([state], [tokens], [features])
+
+    def advance_batch(
+        self, states: Sequence[EagleState], tokens: Sequence[Tensor], features: Sequence[Features]
+    ) -> None:
+        """In one pass over the rows of all requests."""
+        together = type(features[0])(*(torch.cat(parts, dim=1) for parts in zip(*features, strict=True)))
+        outputs = self._append([state.keys for state in states], tokens, self._feature(together))
+        for state, output in zip(states, outputs, strict=True):
+            state.output = output
 
     def draft(
         self, state: EagleState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
     ) -> DraftTree:
         """A chain or tree; every node reads the feature that its parent's row gave."""
-        assert state.output is not None, "advance comes before draft"
-        emitted, output = state.keys.length, state.output
+        return self.draft_batch([state], [shape], sampling, [generator])[0]
 
-        def expand(level: Level) -> Tensor:
-            nonlocal output
-            cos, sin = self._angles(emitted + level.depth)
-            here = slice(emitted + level.depth - 1, emitted + level.depth)  # all of a level stand at one position
-            attend = Attend(cos[here], sin[here], partial(state.keys, seen=level.seen), slice(None))
-            output = self._read(level.tokens, output.feature[level.parents], attend)
-            return self._logits(output.hidden)
+    def draft_batch(
+        self,
+        states: Sequence[EagleState],
+        shapes: Sequence[Shape],
+        sampling: Sampling,
+        generators: Sequence[torch.Generator | None],
+    ) -> list[DraftTree]:
+        """A pass for each level of all drafts."""
+        emitted = [state.keys.length for state in states]
+        outputs = [state.output for state in states if state.output is not None]
+        assert len(outputs) == len(states), "advance comes before draft"
 
-        tree = grow(self._logits(output.hidden), expand, shape, sampling, generator, self.vocabulary)
-        state.keys.length = emitted
-        return tree
+        def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:
+            counts = [len(level.tokens) for level in levels.values()]
+            keys = KeysSideBySide(
+                [states[number].keys for number in levels], counts, counts, [level.seen for level in levels.values()]
+            )
+            output = self._read(
+                torch.cat([level.tokens for level in levels.values()]),
+                torch.cat([outputs[number].feature[level.parents] for number, level in levels.items()]),
+                # All of a level stand at one position.
+                self._attend([[emitted[n] + level.depth - 1] * len(level.tokens) for n, level in levels.items()], keys),
+            )
+            for number, *parts in zip(levels, *(part.split(counts) for part in output), strict=True):
+                outputs[number] = Output(*parts)
+            return self._logits(output.hidden).split(counts)
 
-    def _append(self, keys: CachedKeys, tokens: Tensor, feature: Tensor) -> Output:
+        logits = self._logits(torch.cat([output.hidden for output in outputs]))
+        drafts = grow_batch(logits, expand, shapes, sampling, generators, self.vocabulary)
+        for state, length in zip(states, emitted, strict=True):
+            state.keys.length = length
+        return drafts
+
+    def _append(self, requests: Sequence[CachedKeys], tokens: Sequence[Tensor], feature: Tensor) -> list[Output]:
+        """Read the next tokens ``[n]`` of each request, feature ``[sum of n, H]`` -> the output at the last of each."""
+        added = [len(each) for each in tokens]
+        positions = [range(keys.length, keys.length + count) for keys, count in zip(requests, added, strict=True)]
         # Only the newest row is asked what follows; the others just leave their keys.
-        cos, sin = self._angles(keys.length + len(tokens))
-        here = slice(keys.length, keys.length + len(tokens))
-        return self._read(tokens, feature, Attend(cos[here], sin[here], keys, slice(len(tokens) - 1, None)))
+        last = [end - 1 for end in accumulate(added)]
+        keys = KeysSideBySide(requests, added, [1] * len(requests), [None] * len(requests))
+        output = self._read(torch.cat(list(tokens)), feature, self._attend(positions, keys, last))
+        return [Output(*parts) for parts in zip(*(part.split(1) for part in output), strict=True)]
+
+    def _attend(
+        self, positions: Sequence[Sequence[int]], keys: KeysSideBySide, asking: Sequence[int] | None = None
+    ) -> Attend:
+        """How rows attend that stand at these positions, of each request; ``asking``: the rows that do, or all."""
+        flat = list(chain.from_iterable(positions))
+        cos, sin = self._angles(max(flat) + 1)
+        here = torch.tensor(flat, device=cos.device)
+        rows = slice(None) if asking is None else torch.tensor(asking, device=cos.device)
+        return Attend(cos[here], sin[here], keys, rows)
 
     # --- both -------------------------------------------------------------------------------------------------------
 
