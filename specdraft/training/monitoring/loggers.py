@@ -29,9 +29,8 @@ class StepwiseWandbLogger(WandbLogger):
     def __init__(self, *, offline: bool = False, **kwargs: Any) -> None:
         """W&B's own settings, with an end to its patience: it would keep a finished run waiting for a server."""
         settings = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
-        # Lightning says "offline" by an environment variable, which W&B reads only once in a process.
-        mode = "offline" if offline else None
-        super().__init__(offline=offline, mode=mode, settings=settings, **kwargs)
+        # Lightning says "offline" by an environment variable, which would hold for every later run of the process.
+        super().__init__(mode="offline" if offline else None, settings=settings, **kwargs)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

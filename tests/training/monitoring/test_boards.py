@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import sys
 from collections import defaultdict
@@ -271,10 +272,12 @@ def test_categories_are_counted_apart(make_run, tmp_path):
 
 def test_a_sweep_begins_a_run_for_each_job(train, arguments, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     quick = [each for each in arguments if "hydra.run.dir" not in each and "max_steps" not in each]
     quick += ["evaluate=false", "export=null", f"hydra.sweep.dir={tmp_path / 'sweep'}", "trainer.max_steps=1"]
     status, _, err = train("-m", *quick, "logger=wandb", "logger.wandb.offline=true", "seed=1,2")
     assert status == 0, err
+    assert "WANDB_MODE" not in os.environ  # a later run of this process need not be offline
     wandb.teardown()
     losses = [wandb_curves(tmp_path / "sweep" / job)["train/loss"] for job in ("0", "1")]
     assert all(set(curve) == {1} for curve in losses) and losses[0] != losses[1]
