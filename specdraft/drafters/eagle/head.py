@@ -226,15 +226,13 @@ class EagleHead(Drafter):
 
         def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:
             counts = [len(level.tokens) for level in levels.values()]
-            keys = KeysSideBySide(
-                [states[number].keys for number in levels], counts, counts, [level.seen for level in levels.values()]
-            )
-            output = self._read(
-                torch.cat([level.tokens for level in levels.values()]),
-                torch.cat([outputs[number].feature[level.parents] for number, level in levels.items()]),
-                # All of a level stand at one position.
-                self._attend([[emitted[n] + level.depth - 1] * len(level.tokens) for n, level in levels.items()], keys),
-            )
+            tokens = torch.cat([level.tokens for level in levels.values()])
+            feature = torch.cat([outputs[number].feature[level.parents] for number, level in levels.items()])
+            # All of a level stand at one position.
+            positions = [[emitted[number] + level.depth - 1] * len(level.tokens) for number, level in levels.items()]
+            seen = [level.seen for level in levels.values()]
+            keys = KeysSideBySide([states[number].keys for number in levels], counts, counts, seen)
+            output = self._read(tokens, feature, self._attend(positions, keys))
             for number, *parts in zip(levels, *(part.split(counts) for part in output), strict=True):
                 outputs[number] = Output(*parts)
             return self._logits(output.hidden).split(counts)
