@@ -1,7 +1,7 @@
 """Independent draft models: a small causal LM of its own, distilled from the target (2211.17192; 2310.08461).
 
-B = batch or requests, T = tokens, R = B*T rows of the flat batch, m = nodes of a level, H = the draft's
-hidden size, V = vocabulary.
+B = batch or requests, T = tokens, R = B*T rows of the flat batch, m = nodes of a level, H = the draft's hidden size,
+V = vocabulary.
 
 The draft has the target's tokenizer and vocabulary. Row r predicts token r+1, and its teacher is the target's
 distribution at the same row. ``LanguageModel`` runs it in training and in decoding, as it runs the target.
@@ -245,13 +245,18 @@ class DraftModel(Drafter):
         generators: Sequence[torch.Generator | None],
     ) -> list[DraftTree]:
         """A pass over what is not yet read, and one for each level of all drafts."""
-        emitted = [len(state.text) for state in states]
+        model, caches, emitted = self.language_model, [state.cache for state in states], []
         unread = []
-        for state, length in zip(states, emitted, strict=True):
-            if state.cache.length == length:  # this text was drafted from before
-                state.cache.crop(length - 1)
-            unread.append(torch.tensor(state.text[state.cache.length :], device=self.language_model.device))
-        model, caches = self.language_model, [state.cache for state in states]
+        for state, cache in zip(states, caches, strict=True):
+            emitted.append(len(state.text))
+            if cache.length == len(state.text):  # this text was drafted from before
+                cache.crop(len(state.text) - 1)
+            tokens = torch.tensor(state.text[cache.length :], device=model.device)
+            if len(states) > 1 and not cache.length and len(tokens) > 1:
+                # A prompt is read alone: the others would be padded to its length.
+                self._read([cache], [tokens[:-1]])
+                tokens = tokens[-1:]
+            unread.append(tokens)
         last = torch.cat([hidden[-1:] for hidden in self._read(caches, unread)])  # [B, H]
 
         def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:

@@ -109,26 +109,47 @@ def test_drafts_and_states_are_those_of_requests_alone(kind, shape, sampling):
     assert drafted > (0 if kind == "prompt_lookup" else 40)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "prompt_lookup"])
-def test_a_batch_is_read_in_as_many_passes_as_a_request(kind, monkeypatch):
-    drafter = drafter_for(kind)
-    passes: list[int] = []
+def passes_of(drafter: Drafter, monkeypatch) -> list[tuple[int, ...]]:
+    """The shapes of what the drafter reads from now on, pass by pass."""
     reader = drafter.language_model if isinstance(drafter, DraftModel) else drafter
     name = "step" if isinstance(drafter, DraftModel) else "hidden" if isinstance(drafter, Heads) else "_read"
-    read = getattr(reader, name)
-    monkeypatch.setattr(reader, name, lambda *args, **kwargs: passes.append(1) or read(*args, **kwargs))
-    texts = Texts(drafter)
-    states = [drafter.start(int(text[0]), 32) for text in texts.texts]
-    tokens, features = texts.grow([1, 1, 1, 1])
+    read, passes = getattr(reader, name), []
+
+    def watched(*args, **kwargs):
+        passes.append(tuple(args[-1 if isinstance(drafter, Heads) else 0].shape))
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(reader, name, watched)
+    return passes
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "prompt_lookup"])
+@torch.inference_mode()
+def test_a_batch_is_read_in_as_many_passes_as_a_request(kind, monkeypatch):
+    drafter = drafter_for(kind)
+    passes = passes_of(drafter, monkeypatch)
     found = []
     for count in (1, 4):
-        passes.clear()
-        with torch.inference_mode():
-            drafter.advance_batch(states[:count], tokens[:count], features[:count])
-            drafter.draft_batch(states[:count], [StaticTree.chain(3)] * count, Sampling(), [None] * count)
+        texts = Texts(drafter)
+        states = [drafter.start(int(text[0]), 32) for text in texts.texts[:count]]
+        for counts in ([1, 1, 1, 1], [2, 3, 1, 2]):
+            passes.clear()  # those of the second round count
+            tokens, features = texts.grow(counts)
+            drafter.advance_batch(states, tokens[:count], features[:count])
+            drafter.draft_batch(states, [StaticTree.chain(3)] * count, Sampling(), [None] * count)
         found.append(len(passes))
-        states = [drafter.start(int(text[0]), 32) for text in texts.texts]
     assert found == [3, 3]
+
+
+@torch.inference_mode()
+def test_a_draft_model_pads_no_request_to_the_prompt_of_another(monkeypatch):
+    drafter = drafter_for("draft_model")
+    texts = Texts(drafter)
+    states = [drafter.start(int(text[0]), 32) for text in texts.texts]
+    drafter.advance_batch(states, *texts.grow([1, 1, 1, 1]))
+    passes = passes_of(drafter, monkeypatch)
+    drafter.draft_batch(states, [StaticTree.chain(1)] * 4, Sampling(), [None] * 4)
+    assert passes == [(1, 9), (1, 2), (1, 5), (1, 1), (4, 1)]
 
 
 def test_caches_side_by_side_go_on_as_caches_of_their_own():
