@@ -135,6 +135,7 @@ class _Asking:
         self.client = httpx.AsyncClient(headers=headers, limits=limits, timeout=None)  # send has a limit of its own
         self._slots = anyio.CapacityLimiter(server.concurrency)
         self._takes_ids = False
+        self._ended_by: UserError | None = None
         self._random = random.Random()
 
     async def open(self, request: Request) -> None:
@@ -146,11 +147,16 @@ class _Asking:
             raise
 
     async def ask(self, request: Request) -> Ids:
-        """The answer's ids. Raises UserError."""
+        """The answer's ids. Raises UserError; the first one ends the requests that wait for a slot, unsent."""
         async with self._slots:
-            if self._takes_ids:
-                return await self._ids(request)
-            return await self._words(request)
+            # Not left to whoever reads the futures: that is another thread, and hears of it after the next was sent.
+            if self._ended_by is not None:
+                raise self._ended_by
+            try:
+                return await (self._ids(request) if self._takes_ids else self._words(request))
+            except UserError as error:
+                self._ended_by = error
+                raise
 
     def with_ids(self, request: Request) -> dict[str, Any]:
         """A request for token ids that ends and samples as the target does, whatever the server's defaults are."""
