@@ -12,23 +12,26 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specdraft.data.source import PythonStdlib
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree, tree_from_accuracies
-from specdraft.decoding.tree import ROOT
+from specdraft.decoding.tree import ROOT, DraftTree
 from specdraft.errors import UserError
 from specdraft.evaluation.prompts import encode
 
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
-    from specdraft.targets import Target
+    from specdraft.targets import Features, Target
 
 Answer = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt, and of the target's greedy answer."""
 
 Ranks = list[int | None]
+
+_SIDE_BY_SIDE = 8  # answers that are drafted again together
 
 
 def measured_tree(
@@ -63,20 +66,9 @@ def draft_ranks(
     they stop with it.
     """
     drafter.bind(target)
-    found = []
-    for prompt, answer in answers:
-        text = torch.tensor([[*prompt, *answer]], device=target.device)
-        features = target.step(text, target.new_cache(text.shape[1]), drafter.layers)
-        state = drafter.start(prompt[0], text.shape[1] + depth * top)
-        read = 0
-        rows = []
-        for emitted in range(1, len(answer)):
-            known = len(prompt) + emitted  # tokens that the drafter may know of
-            unread = slice(read, known - 1)
-            drafter.advance(state, text[0, read + 1 : known], type(features)(*(part[:, unread] for part in features)))
-            read = known - 1
-            rows.append(_ranks(drafter, state, answer[emitted : emitted + depth], top))
-        found.append(rows)
+    found: list[list[Ranks]] = []
+    for first in range(0, len(answers), _SIDE_BY_SIDE):
+        found += _ranks_of(drafter, target, answers[first : first + _SIDE_BY_SIDE], depth, top)
     return found
 
 
@@ -128,29 +120,77 @@ def replayed_acceptance_length(ranks: Sequence[Sequence[Ranks]], tree: StaticTre
     return 1 + accepted / rounds if rounds else math.nan
 
 
-def _ranks(drafter: "Drafter", state: object, truth: Sequence[int], top: int) -> Ranks:
+def _ranks_of(
+    drafter: "Drafter", target: "Target", answers: Sequence[Answer], depth: int, top: int
+) -> list[list[Ranks]]:
+    """``draft_ranks`` of answers that are drafted side by side."""
+    retold = [_Retold(drafter, target, answer, depth * top) for answer in answers]
+    for emitted in range(1, max(len(answer) for _, answer in answers)):
+        here = [each for each in retold if emitted < len(each.answer)]
+        tokens, features = zip(*(each.advance(emitted) for each in here), strict=True)
+        drafter.advance_batch([each.state for each in here], tokens, features)
+        searches = [(each, _Search(each.answer[emitted : emitted + depth], top)) for each in here]
+        while asking := [(each.state, search) for each, search in searches if not search.done]:
+            states, shapes = [state for state, _ in asking], [search.shape for _, search in asking]
+            drafts = drafter.draft_batch(states, shapes, Sampling(), [None] * len(asking))
+            for (_, search), draft in zip(asking, drafts, strict=True):
+                search.read(draft)
+        for each, search in searches:
+            each.ranks.append(search.ranks)
+    return [each.ranks for each in retold]
+
+
+class _Retold:
+    """An answer that is emitted once more, token by token, to a drafter. ranks: found so far, of every token."""
+
+    def __init__(self, drafter: "Drafter", target: "Target", answer: Answer, room: int) -> None:
+        self.prompt, self.answer = answer
+        self._text = torch.tensor([*self.prompt, *self.answer], device=target.device)
+        self._features = target.step(self._text[None], target.new_cache(len(self._text)), drafter.layers)
+        self._read = 0
+        self.state = drafter.start(self.prompt[0], len(self._text) + room)
+        self.ranks: list[Ranks] = []
+
+    def advance(self, emitted: int) -> "tuple[Tensor, Features]":
+        """What the drafter has yet to be told when ``emitted`` tokens of the answer are known."""
+        unread = slice(self._read, len(self.prompt) + emitted - 1)
+        self._read = unread.stop
+        features = type(self._features)(*(part[:, unread] for part in self._features))
+        return self._text[unread.start + 1 : unread.stop + 1], features
+
+
+class _Search:
     """At every level the rank of the true token among the ``top`` likeliest, until one is not among them (None)."""
-    ranks: Ranks = []
-    path: list[int] = []  # the true tokens' ranks as far as they are known
-    while len(path) < len(truth):
-        # The likeliest continuation is the best guess of the ranks still unknown; where it fails the rest is redrafted.
-        guess = path + [0] * (len(truth) - len(path))
-        tree = drafter.draft(state, _comb(guess, top), Sampling(), None)
-        tokens, here = tree.tokens.tolist(), ROOT
-        for level, wanted in enumerate(truth):
-            below = tree.children.get(here, [])
-            if level >= len(path):
+
+    def __init__(self, truth: Sequence[int], top: int) -> None:
+        self.truth, self.top = truth, top
+        self.ranks: Ranks = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.ranks) == len(self.truth) or None in self.ranks
+
+    @property
+    def shape(self) -> StaticTree:
+        """What to draft next: at every level the ``top`` likeliest children of the node on the path.
+
+        The likeliest continuation is the best guess of the ranks still unknown; where it fails the rest is redrafted.
+        """
+        path = self._guess()
+        return StaticTree(tuple((*path[:level], rank) for level in range(len(path)) for rank in range(self.top)))
+
+    def read(self, draft: DraftTree) -> None:
+        """Learn from a draft of ``shape``, as far as the guess was right."""
+        tokens, here, guess = draft.tokens.tolist(), ROOT, self._guess()
+        for level, wanted in enumerate(self.truth):
+            below = draft.children.get(here, [])
+            if level == len(self.ranks):
                 rank = next((rank for rank, node in enumerate(below) if tokens[node] == wanted), None)
-                ranks.append(rank)
-                if rank is None:
-                    return ranks
-                path.append(rank)
+                self.ranks.append(rank)
                 if rank != guess[level]:
-                    break
-            here = below[path[level]]
-    return ranks
+                    return
+            here = below[guess[level]]
 
-
-def _comb(path: Sequence[int], top: int) -> StaticTree:
-    """At every level the ``top`` likeliest children of the node on the path."""
-    return StaticTree(tuple((*path[:level], rank) for level in range(len(path)) for rank in range(top)))
+    def _guess(self) -> list[int]:
+        known = [rank for rank in self.ranks if rank is not None]
+        return known + [0] * (len(self.truth) - len(known))

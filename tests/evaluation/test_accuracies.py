@@ -9,6 +9,8 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree, tree_from_accuracies
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.base import Drafter
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.growth import Vocabulary, grow
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
@@ -92,6 +94,31 @@ def test_ranks_are_counted_where_the_levels_above_were_right(target):
             hits[depth, found] += 1
     assert (hits > 0).all() and (hits.sum(-1) < tried[:, 0]).all()
     torch.testing.assert_close(torch.tensor(counted), hits / tried)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda target: Eagle3.for_target(target, layers=(1,)),
+        lambda target: Medusa.for_target(target, num_heads=2),
+        lambda target: DraftModel.for_target(target, copy_layers=1),
+        lambda target: PromptLookup(),
+    ],
+    ids=["eagle3", "medusa", "draft_model", "prompt_lookup"],
+)
+def test_answers_asked_side_by_side_are_ranked_as_alone(build, target):
+    """Ten answers of four lengths: more than are asked at once, and some end before others."""
+    torch.manual_seed(0)
+    drafter = build(target)
+    answers = [
+        (prompt, transformers_greedy(target.model, [prompt], (12, 2, 7, 1)[n % 4])[0])
+        for n, prompt in enumerate(random_prompts(10, [5, 8, 1]))
+    ]
+    together = draft_ranks(drafter, target, answers, 3, 16)
+    assert together == [draft_ranks(drafter, target, [each], 3, 16)[0] for each in answers]
+    assert [len(rows) for rows in together] == [len(answer) - 1 for _, answer in answers]
+    found = [rank for rows in together for row in rows for rank in row]
+    assert None in found and (isinstance(drafter, PromptLookup) or len(set(found)) > 4)
 
 
 def test_levels_that_are_never_right_are_left_out(target):
