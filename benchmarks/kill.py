@@ -50,7 +50,7 @@ def make_data() -> DataModule:
     positions = torch.arange(LENGTH).repeat(ROWS, 1)
     data = DataModule(source=SimpleNamespace(name="random"), batch_size=4)
     split: Any = SimpleNamespace(
-        rows=HeldRows(Batch(ids, positions, torch.zeros_like(ids), positions > 3)), fingerprint="random"
+        rows=HeldRows.of(Batch(ids, positions, torch.zeros_like(ids), positions > 3)), fingerprint="random"
     )
     data._splits = {"train": split}
     return data

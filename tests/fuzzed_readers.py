@@ -139,7 +139,7 @@ def _store(place: Path, dtype: str) -> Reader:
     def read(folder: Path) -> None:
         store = Store(folder)
         for split, rows in store.rows.items():
-            store.read(split, range(len(rows.input_ids)), torch.float32)
+            store.read(split, range(len(rows)), torch.float32)
 
     return Reader(f"store-{dtype}", place, read, _mend_store)
 

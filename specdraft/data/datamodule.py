@@ -9,13 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from specdraft.data.chat import opening_ids
 from specdraft.data.overlap import Benchmark
-from specdraft.data.packing import HeldRows, PackingReport, Rows
+from specdraft.data.packing import PackingReport, Rows
 from specdraft.data.preparation import BESIDES, Preparation, Split
 from specdraft.data.regeneration import Engine, RegenerationSettings, default_cache_dir
 from specdraft.data.regeneration.in_process import InProcess
@@ -132,7 +133,10 @@ class DataModule(LightningDataModule):
             raise UserError(
                 f"the store {store.path} does not describe its {split} rows ({error}): expected one as it was written"
             ) from error
-        return Split(HeldRows(rows), count_supervised(rows, target.vocab_size), report, **besides)
+        counts = torch.zeros(target.vocab_size, dtype=torch.int64)
+        for batch in rows.blocks():
+            counts += count_supervised(batch, target.vocab_size)
+        return Split(rows, counts, report, **besides)
 
     # --- what the data holds ----------------------------------------------------------------------------------------
 
@@ -176,9 +180,9 @@ class DataModule(LightningDataModule):
         return found
 
     @property
-    def rows(self) -> dict[str, Batch]:
-        """The packed rows ``[R, T]`` by split, all of them in memory: what a store is written of."""
-        return {split: self._prepared(split).rows.whole() for split in self._splits}
+    def rows(self) -> dict[str, Rows]:
+        """The packed rows by split: what a store is written of."""
+        return {split: self._prepared(split).rows for split in self._splits}
 
     def about(self, split: str) -> dict[str, Any]:
         """What packing made of a split, its rows' fingerprint, and how many conversations were left out or cut."""
@@ -234,7 +238,7 @@ class DataModule(LightningDataModule):
     def _loader(self, split: str, packed: Rows, order: Iterable[int]) -> DataLoader[Batch]:
         rows: Dataset[Batch] = packed
         if self._store is not None and self._target is not None:
-            rows = StoredRows(self._store, split, packed, self._target.dtype)
+            rows = StoredRows(self._store, split, self._target.dtype)
         return DataLoader(rows, self.batch_size, sampler=order, num_workers=self.num_workers, collate_fn=_as_it_is)
 
     # --- resuming ---------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ and its tensors are made when it is asked for.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from specdraft.data.chat import Example
@@ -55,8 +57,36 @@ class Segments(NamedTuple):
     context: Ints  # [S]
 
 
-class PackedRows(Dataset[Batch]):
+class Rows(Dataset[Batch], ABC):
     """Packed rows ``[R, T]``, taken several at a time; rows behind the last are padding."""
+
+    row_length: int
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """R."""
+
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The rows at ``indices``, as a batch: the loader asks for a whole batch at once."""
+
+    def __getitem__(self, index: int) -> Batch:
+        """One row, as a batch of one."""
+        return self.__getitems__([index])
+
+    def blocks(self) -> Iterator[Batch]:
+        """All rows in their order, as many at a time as hold some 2**18 tokens."""
+        size = max(1, 2**18 // self.row_length)
+        for first in range(0, len(self), size):
+            yield self.__getitems__(range(first, min(len(self), first + size)))
+
+    def whole(self) -> Batch:
+        """All rows as one batch, in memory: 25 bytes a token."""
+        return self.__getitems__(range(len(self)))
+
+
+class PackedRows(Rows):
+    """Rows that are made of their segments when they are asked for."""
 
     def __init__(self, tokens: Ints, segments: Segments, rows: Longs, row_length: int, padding_id: int = 0) -> None:
         """``segments`` row by row; those of row r are ``rows[r]`` up to ``rows[r + 1]``, ``rows [R + 1]``."""
@@ -64,15 +94,9 @@ class PackedRows(Dataset[Batch]):
         self.row_length, self.padding_id = row_length, padding_id
 
     def __len__(self) -> int:
-        """R."""
         return len(self.rows) - 1
 
-    def __getitem__(self, index: int) -> Batch:
-        """One row, as a batch of one."""
-        return self.__getitems__([index])
-
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The rows at ``indices``, as a batch: the loader asks for a whole batch at once."""
         batch = padding_rows(len(indices), self.row_length, self.padding_id)
         for row, index in enumerate(indices):
             start = 0
@@ -87,10 +111,6 @@ class PackedRows(Dataset[Batch]):
                 start += length
             batch.position_ids[row, start:] = torch.arange(self.row_length - start)
         return batch
-
-    def whole(self) -> Batch:
-        """All rows as one batch, in memory: 25 bytes a token."""
-        return self.__getitems__(range(len(self)))
 
     def digest(self) -> bytes:
         """Of the places of all tokens."""
@@ -114,36 +134,35 @@ class PackedRows(Dataset[Batch]):
             self.tokens = np.memmap(state["tokens"], "<i4", "r")
 
 
-class HeldRows(Dataset[Batch]):
-    """Rows ``[R, T]`` that are in memory, as those of a store; rows behind the last are padding."""
+class HeldRows(Rows):
+    """Rows that are one tensor ``[R, 3, T]`` int32, in memory or mapped from a file.
 
-    def __init__(self, batch: Batch) -> None:
-        """All rows as one batch."""
-        self.batch = batch
+    Of every token its id, or ``~id`` if it is to be learned; its position; its document.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.row_length = tensor.shape[2]
+
+    @classmethod
+    def of(cls, batch: Batch) -> "HeldRows":
+        """The rows of a batch."""
+        ids = torch.where(batch.loss_mask, ~batch.input_ids, batch.input_ids)
+        return cls(torch.stack([ids, batch.position_ids, batch.document_ids], dim=1).int())
 
     def __len__(self) -> int:
-        """R."""
-        return self.batch.input_ids.shape[0]
-
-    def __getitem__(self, index: int) -> Batch:
-        """One row, as a batch of one."""
-        return self.__getitems__([index])
+        return len(self.tensor)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The rows at ``indices``, as a batch."""
-        found = padding_rows(len(indices), self.batch.input_ids.shape[1])
+        found = padding_rows(len(indices), self.row_length)
         there = [place for place, index in enumerate(indices) if index < len(self)]
         chosen = torch.tensor([indices[place] for place in there], dtype=torch.int64)
-        for name, values in vars(self.batch).items():
-            getattr(found, name)[there] = values[chosen]
+        ids, positions, documents = self.tensor[chosen].long().unbind(1)
+        learned = ids < 0
+        values = (torch.where(learned, ~ids, ids), positions, documents, learned)
+        for name, value in zip(vars(found), values, strict=True):
+            getattr(found, name)[there] = value
         return found
-
-    def whole(self) -> Batch:
-        """All rows as one batch."""
-        return self.batch
-
-
-Rows = PackedRows | HeldRows
 
 
 def pack(examples: Sequence[Example], sequence_length: int, padding_id: int = 0) -> tuple[Batch, PackingReport]:

@@ -82,11 +82,12 @@ def test_what_is_streamed_is_what_lists_in_memory_give(
     for split in ("train", "validation"):
         found = list(data.preparation.source.conversations(split))
         expected, report = pack([example_from_words(target.tokenizer, c, target.eos_token_ids) for c in found], 64)
-        assert same(data.rows[split], expected)
+        assert same(data.rows[split].whole(), expected)
         assert data.about(split).items() >= vars(report).items()
+    learned = data.rows["train"].whole()
     assert torch.equal(
         data.response_counts,
-        torch.bincount(data.rows["train"].input_ids[data.rows["train"].loss_mask], minlength=target.vocab_size),
+        torch.bincount(learned.input_ids[learned.loss_mask], minlength=target.vocab_size),
     )
 
 
@@ -102,7 +103,7 @@ def test_the_number_of_processes_changes_nothing(target: Target, library: Path, 
         made.append(data)
     for data in made[1:]:
         assert data.about("train") == made[0].about("train")
-        assert same(data.rows["train"], made[0].rows["train"])
+        assert same(data.rows["train"].whole(), made[0].rows["train"].whole())
     contents = [files(tmp_path / str(n), "tokens.bin") for n in (1, 2, 3)]
     assert len({tuple(file.read_bytes() for file in found) for found in contents}) == 1
 
@@ -212,7 +213,7 @@ def test_a_second_run_prepares_nothing_and_other_data_is_prepared(
     with monkeypatch.context() as patch:
         patch.setattr("specdraft.data.preparation.tokenised", None)
         moved.prepare(target)
-    assert same(moved.rows["train"], first.rows["train"])
+    assert same(moved.rows["train"].whole(), first.rows["train"].whole())
     assert moved.about("train") == first.about("train")
     asked = first.preparation.source.conversations("train")[3].prompt_messages[0]["content"]
     others = [

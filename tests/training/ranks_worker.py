@@ -73,7 +73,7 @@ class Rows(DataModule):
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(source=SimpleNamespace(name="rows"), batch_size=batch_size)
-        self._splits = {"train": SimpleNamespace(rows=HeldRows(make_rows()), fingerprint="rows")}
+        self._splits = {"train": SimpleNamespace(rows=HeldRows.of(make_rows()), fingerprint="rows")}
 
 
 def draft(target: Target, copies: int = 2, **options: Any) -> DraftModel:

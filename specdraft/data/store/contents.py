@@ -3,7 +3,7 @@
 R = rows of a split, T = tokens in a row, a = layers, H = hidden size.
 
     index.json                         the contents, and once all is written the list of shards
-    train-rows-CHECKSUM.safetensors    the packed rows: ids, positions, documents, loss mask
+    train-rows-CHECKSUM.safetensors    the packed rows: ids, which are to be learned, positions, documents
     train-00000-CHECKSUM.safetensors   hidden states of the first ``rows_per_shard`` rows, and so on
 
 A file has its checksum in its name: data and checksum appear in one rename, and a file is whole or absent. A store
@@ -18,19 +18,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from safetensors.torch import save
-from torch import Tensor
-
+from specdraft.data.packing import Rows
 from specdraft.data.store.encoding import DTYPES, bytes_per_vector
-from specdraft.drafters.batch import Batch
+from specdraft.data.store.rows import survey
 from specdraft.errors import UserError
 from specdraft.files import read_json
 
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
-INDEX, VERSION = "index.json", 1
+INDEX, VERSION = "index.json", 2
 SHARD_NAME = re.compile(r"(\w+)-(\d{5,})-([0-9a-f]{16})\.safetensors")
 ROWS_NAME = re.compile(r"(\w+)-rows-([0-9a-f]{16})\.safetensors")
 
@@ -93,7 +90,7 @@ def describe(
     layers: Sequence[int],
     every_last: bool,
     dtype: str,
-    rows: Mapping[str, Batch],
+    rows: Mapping[str, Rows],
     settings: Mapping[str, Any],
     about: Mapping[str, Mapping[str, Any]],
     shard_bytes: int = 2**28,
@@ -104,18 +101,12 @@ def describe(
     """
     if shard_bytes < 1:
         raise UserError(f"the size of a shard is {shard_bytes} bytes: expected a positive number")
-    row_length = max(batch.input_ids.shape[1] for batch in rows.values())
+    row_length = max(split.row_length for split in rows.values())
     row_bytes = row_length * (len(layers) + 1) * bytes_per_vector(dtype, target.hidden_size)
-    splits = {
-        name: SplitContents(
-            rows=batch.input_ids.shape[0],
-            row_length=batch.input_ids.shape[1],
-            asked=int(asked(batch, every_last).sum()),
-            file=rows_file(name, batch)[0],
-            about=dict(about[name]),
-        )
-        for name, batch in rows.items()
-    }
+    splits = {}
+    for name, split in rows.items():
+        found = survey(name, split, every_last)
+        splits[name] = SplitContents(len(split), split.row_length, found.asked, found.file, dict(about[name]))
     return Contents(
         asdict(target.identity),
         tokenizer_hash(target.tokenizer),
@@ -127,23 +118,6 @@ def describe(
         json.loads(json.dumps(settings)),
         splits,
     )
-
-
-def asked(batch: Batch, every_last: bool) -> Tensor:
-    """Which positions' last hidden states are stored, ``[B, T]`` bool: all, or those before a token to be learnt of the
-    same document, which is where targets teach and heads read."""
-    if every_last:
-        return torch.ones_like(batch.loss_mask)
-    documents = batch.document_ids
-    follows = batch.loss_mask[:, 1:] & (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
-    return torch.nn.functional.pad(follows, (0, 1))
-
-
-def rows_file(split: str, batch: Batch) -> tuple[str, bytes]:
-    """Name and bytes of the file of a split's rows."""
-    tensors = {name: value if value.dtype == torch.bool else value.int() for name, value in vars(batch).items()}
-    data = save({name: value.contiguous() for name, value in tensors.items()})
-    return f"{split}-rows-{checksum(data)}.safetensors", data
 
 
 def checksum(data: bytes) -> str:

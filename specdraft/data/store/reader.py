@@ -5,16 +5,20 @@ B = batch, T = tokens, a = layers, H = hidden size.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from specdraft.data.store.contents import INDEX, asked, difference, read_index, tokenizer_hash
+from specdraft.data.packing import HeldRows
+from specdraft.data.store.contents import INDEX, difference, read_index, tokenizer_hash
 from specdraft.data.store.encoding import DTYPES, Encoded, decode
+from specdraft.data.store.rows import asked, read_rows
 from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
 from specdraft.files import member
@@ -22,12 +26,10 @@ from specdraft.targets import Features
 from specdraft.tensors import read_tensors
 
 if TYPE_CHECKING:
-    from specdraft.data.packing import Rows
     from specdraft.drafters.base import Drafter
     from specdraft.targets import Target
 
 _COMMAND = "python -m specdraft.data.store"
-_ROWS = tuple(field.name for field in fields(Batch))
 _MAX_MAPPED = 1024  # shards; Linux allows a process some 65,000 mappings
 
 
@@ -51,13 +53,12 @@ class Store:
                 f"the store {path} lacks {len(absent)} of its files, {absent[0]} among them: restore them, or run "
                 f"{_COMMAND} again, which writes what is missing"
             )
-        self.rows = {split: self._read_rows(split) for split in rows}
-        self._asked = {split: asked(batch, self.contents.every_last) for split, batch in self.rows.items()}
-        # Where each row's last hidden states begin among those of its split.
-        self._begins = {}
-        for split, where in self._asked.items():
-            counts = where.sum(1)
-            self._begins[split] = (counts.cumsum(0) - counts).tolist()
+        for file in rows.values():
+            _verify(member(path, file))
+        self.rows = self._map_rows()
+        self._largest = 0  # id
+        # Where each row's last hidden states begin among those of its split, and where the last one's end.
+        self._begins = {split: self._look_at(split) for split in rows}
         self._mapped: dict[tuple[str, int], dict[str, Tensor]] = {}
         # Shared with the loader's workers, so that each shard is verified once and not once per worker.
         self._verified = {split: torch.zeros(len(names)).bool().share_memory_() for split, names in self.shards.items()}
@@ -76,11 +77,10 @@ class Store:
                 f"the store {self.path} was written with another tokenizer or chat template than the target's: "
                 f"expected the same; write one with {_COMMAND}"
             )
-        largest = max(int(rows.input_ids.max()) for rows in self.rows.values())
-        if largest >= target.vocab_size:
+        if self._largest >= target.vocab_size:
             raise UserError(
-                f"the store {self.path} holds the token {largest}, and the target has {target.vocab_size}: expected a "
-                f"store of this target; write one with {_COMMAND}"
+                f"the store {self.path} holds the token {self._largest}, and the target has {target.vocab_size}: "
+                f"expected a store of this target; write one with {_COMMAND}"
             )
         changed = difference(settings, self.contents.settings)
         if changed is not None:
@@ -101,19 +101,19 @@ class Store:
         A last hidden state that was not stored is NaN, so that nothing can be learnt from it by mistake. Raises
         UserError for a damaged shard.
         """
-        found = [self._row(split, row, dtype) for row in rows]
+        kept = asked(self.rows[split].__getitems__(rows), self.contents.every_last)
+        found = [self._row(split, row, where, dtype) for row, where in zip(rows, kept, strict=True)]
         return Features(torch.stack([row.aux for row in found]), torch.stack([row.last for row in found]))
 
-    def _row(self, split: str, row: int, dtype: torch.dtype) -> Features:
+    def _row(self, split: str, row: int, kept: Tensor, dtype: torch.dtype) -> Features:
         number, place = divmod(row, self.contents.rows_per_shard)
         shard = self._shard(split, number)
-        where, begins = self._asked[split][row], self._begins[split]
-        begin = begins[row] - begins[row - place]
-        stored = _decoded(shard, "last", slice(begin, begin + int(where.sum())), dtype)  # [m, H]
+        begin, end = (int(self._begins[split][each] - self._begins[split][row - place]) for each in (row, row + 1))
+        stored = _decoded(shard, "last", slice(begin, end), dtype)  # [m, H]
         last = stored
         if not self.contents.every_last:
-            last = stored.new_full((len(where), stored.shape[-1]), torch.nan)
-            last[where] = stored
+            last = stored.new_full((len(kept), stored.shape[-1]), torch.nan)
+            last[kept] = stored
         if not self.contents.layers:
             return Features(last[:, :0], last)
         return Features(_decoded(shard, "aux", place, dtype).flatten(-2), last)
@@ -135,11 +135,12 @@ class Store:
 
     def _check_shard(self, file: Path, tensors: dict[str, Tensor], split: str, number: int) -> None:
         """Raise UserError unless the tensors are those that the index announces."""
-        contents, where = self.contents, self._asked[split]
-        here = where[number * contents.rows_per_shard :][: contents.rows_per_shard]
-        vectors: dict[str, tuple[int, ...]] = {"last": (int(here.sum()),)}
+        contents, about = self.contents, self.contents.splits[split]
+        first = number * contents.rows_per_shard
+        stop = min(about.rows, first + contents.rows_per_shard)
+        vectors: dict[str, tuple[int, ...]] = {"last": (int(self._begins[split][stop] - self._begins[split][first]),)}
         if contents.layers:
-            vectors["aux"] = (*here.shape, len(contents.layers))
+            vectors["aux"] = (stop - first, about.row_length, len(contents.layers))
         codes = DTYPES[contents.dtype]
         expected = {name: (*shape, contents.hidden_size) for name, shape in vectors.items()}
         dtypes = dict.fromkeys(expected, codes)
@@ -149,26 +150,28 @@ class Store:
         if found != expected or any(tensors[name].dtype != dtypes.get(name, torch.float32) for name in expected):
             raise UserError(f"{file} does not hold what {INDEX} says: expected a store as it was written; restore it")
 
-    def _read_rows(self, split: str) -> Batch:
-        about = self.contents.splits[split]
-        file = member(self.path, about.file)
-        _verify(file)
-        tensors = read_tensors(file)
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        rows = {key: value if value.dtype == torch.bool else value.long() for key, value in tensors.items()}
-        if shapes != dict.fromkeys(_ROWS, (about.rows, about.row_length)) or not _are_rows(rows):
-            raise UserError(f"{file} does not hold the rows of {INDEX}: expected a store as it was written; restore it")
-        return Batch(**rows)
+    def _map_rows(self) -> dict[str, HeldRows]:
+        splits = self.contents.splits.items()
+        return {name: read_rows(member(self.path, split.file), split.rows, split.row_length) for name, split in splits}
+
+    def _look_at(self, split: str) -> npt.NDArray[np.int64]:
+        """``[R + 1]`` sums of the rows' asked positions. Raises UserError if a row is none."""
+        counts = [torch.zeros(1, dtype=torch.int64)]
+        for batch in self.rows[split].blocks():
+            if int(batch.position_ids.min()) < 0 or int(batch.document_ids.min()) < -1:
+                file = self.path / self.contents.splits[split].file
+                raise UserError(f"{file} holds what are no rows: expected a store as it was written; restore it")
+            self._largest = max(self._largest, int(batch.input_ids.max()))
+            counts.append(asked(batch, self.contents.every_last).sum(1))
+        return torch.cat(counts).cumsum(0).numpy()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker maps the shards itself."""
-        return self.__dict__ | {"_mapped": {}}
+        """A worker maps the files itself."""
+        return self.__dict__ | {"_mapped": {}, "rows": {}}
 
-
-def _are_rows(rows: dict[str, Tensor]) -> bool:
-    """Whether a document, a position and an id can be what the tensors say."""
-    least = {"input_ids": 0, "position_ids": 0, "document_ids": -1}
-    return rows["loss_mask"].dtype == torch.bool and all(bool((rows[name] >= low).all()) for name, low in least.items())
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.rows = self._map_rows()
 
 
 def _decoded(shard: dict[str, Tensor], name: str, place: int | slice, dtype: torch.dtype) -> Tensor:
@@ -237,13 +240,13 @@ class StoredBatch(Batch):
 class StoredRows(Dataset[Batch]):
     """Packed rows with their features, taken several at a time. Rows behind the store's last are padding."""
 
-    def __init__(self, store: Store, split: str, packed: "Rows", dtype: torch.dtype) -> None:
-        """``packed``: the rows of the store, then those of padding. ``dtype``: of the features, the target's own."""
-        self.store, self.split, self.packed, self.dtype = store, split, packed, dtype
+    def __init__(self, store: Store, split: str, dtype: torch.dtype) -> None:
+        """``dtype``: of the features, the target's own."""
+        self.store, self.split, self.dtype = store, split, dtype
 
     def __len__(self) -> int:
         """R."""
-        return len(self.packed)
+        return len(self.store.rows[self.split])
 
     def __getitem__(self, index: int) -> StoredBatch:
         """One row, as a batch of one."""
@@ -251,8 +254,7 @@ class StoredRows(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> StoredBatch:
         """The rows at ``indices``."""
-        batch, origin = self.packed.__getitems__(indices), self.store.origin
+        batch, origin = self.store.rows[self.split].__getitems__(indices), self.store.origin
         # Nothing is learnt from padding, so that any row's features serve, and the last row is always there.
-        last_row = self.store.contents.splits[self.split].rows - 1
-        aux, last = self.store.read(self.split, [min(index, last_row) for index in indices], self.dtype)
+        aux, last = self.store.read(self.split, [min(index, len(self) - 1) for index in indices], self.dtype)
         return StoredBatch(**vars(batch), origin=origin, read=batch.input_ids, aux=aux, last=last)

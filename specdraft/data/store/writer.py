@@ -10,7 +10,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
+from specdraft.data.packing import Rows
 from specdraft.data.store.contents import (
     INDEX,
     ROWS_NAME,
@@ -29,14 +30,12 @@ from specdraft.data.store.contents import (
     Contents,
     Index,
     Shard,
-    asked,
     checksum,
     difference,
     read_index,
-    rows_file,
 )
 from specdraft.data.store.encoding import encode, squared_error
-from specdraft.drafters.batch import Batch
+from specdraft.data.store.rows import asked, row_bytes
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, exclusive, make_directory
 from specdraft.targets import Capture
@@ -46,7 +45,7 @@ class StoreWriter:
     """Writes the shards of one rank: those whose number leaves ``rank`` when divided by ``world_size``."""
 
     def __init__(
-        self, path: Path, contents: Contents, rows: Mapping[str, Batch], rank: int = 0, world_size: int = 1
+        self, path: Path, contents: Contents, rows: Mapping[str, Rows], rank: int = 0, world_size: int = 1
     ) -> None:
         """Nothing is touched yet. ``rows`` by split are those that ``contents`` describe."""
         self.path, self.contents, self.rows = path, contents, rows
@@ -107,7 +106,7 @@ class StoreWriter:
             with bar, torch.inference_mode():
                 for shard in todo:
                     name, data = self._encoded(shard, capture, batch_size, bar)
-                    self._save(name, data)
+                    self._save(name, [data])
             return self._complete()
 
     # --- a shard ----------------------------------------------------------------------------------------------------
@@ -117,8 +116,8 @@ class StoreWriter:
         errors = {"aux": (0.0, 0.0), "last": (0.0, 0.0)}
         rows, layers = self.rows[shard.split], self.contents.layers
         for first in range(shard.first, shard.stop, batch_size):
-            here = slice(first, min(shard.stop, first + batch_size))
-            batch = Batch(*(value[here] for value in vars(rows).values()))
+            here = range(first, min(shard.stop, first + batch_size))
+            batch = rows.__getitems__(here)
             features = capture(batch.input_ids, batch.position_ids)
             kept = asked(batch, self.contents.every_last).to(features.last.device)
             # [B, T, a*H] -> [B, T, a, H], so that every layer has a scale of its own; [B, T, H] -> [m, H]
@@ -144,10 +143,10 @@ class StoreWriter:
         data = save({name: torch.cat(tensors) for name, tensors in parts.items()}, {"specdraft": json.dumps(about)})
         return f"{shard.split}-{shard.number:05d}-{checksum(data)}.safetensors", data
 
-    def _save(self, name: str, data: bytes) -> None:
+    def _save(self, name: str, data: Iterable[bytes]) -> None:
         try:
             with atomic_file(self.path / name) as temporary, temporary.open("wb") as file:
-                file.write(data)
+                file.writelines(data)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -161,17 +160,16 @@ class StoreWriter:
     def _begin(self) -> None:
         """The index of an unfinished store and the rows are of the first rank."""
         for file in self.path.glob(".*.tmp"):  # left behind by a kill
-            left, rows = SHARD_NAME.match(file.name[1:]), ROWS_NAME.match(file.name[1:])
-            if (left and self._mine(int(left[2]))) or (rows and self.rank == 0):
+            shard, rows = SHARD_NAME.match(file.name[1:]), ROWS_NAME.match(file.name[1:])
+            if (shard and self._mine(int(shard[2]))) or (rows and self.rank == 0):
                 file.unlink(missing_ok=True)
         if self.rank > 0:
             return
         if read_index(self.path) is None:
-            self._save(INDEX, Index(self.contents, None, {}).text().encode())
-        for split, batch in self.rows.items():
-            name, data = rows_file(split, batch)
-            if not (self.path / name).exists():
-                self._save(name, data)
+            self._save(INDEX, [Index(self.contents, None, {}).text().encode()])
+        for name, split in self.contents.splits.items():
+            if not (self.path / split.file).exists():
+                self._save(split.file, row_bytes(self.rows[name]))
 
     def _complete(self) -> bool:
         rows = (self.path / split.file for split in self.contents.splits.values())
@@ -186,7 +184,7 @@ class StoreWriter:
             for name, error in read_about(file)["errors"].items():
                 sums[name] = [total + value for total, value in zip(sums[name], error, strict=True)]
         errors = {name: math.sqrt(error / square) for name, (error, square) in sums.items() if square}
-        self._save(INDEX, Index(self.contents, shards, errors).text().encode())
+        self._save(INDEX, [Index(self.contents, shards, errors).text().encode()])
         return True
 
     def _present(self) -> dict[tuple[str, int], Path]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdraft.data.chat import Example
-from specdraft.data.packing import pack
+from specdraft.data.packing import HeldRows, pack
 from specdraft.data.store import Contents, Store, StoreWriter, describe
 from specdraft.drafters.batch import Batch
 from specdraft.targets import Features, Target
@@ -38,13 +38,16 @@ class Making:
     def features(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> Features:
         return self.target.features(input_ids, position_ids, LAYERS)
 
+    def held(self) -> dict[str, HeldRows]:
+        return {split: HeldRows.of(batch) for split, batch in self.rows.items()}
+
     def contents(self, **options: Any) -> Contents:
         about = {split: {"left_out": 0} for split in self.rows}
         defaults = {
             "layers": LAYERS,
             "every_last": True,
             "dtype": "float32",
-            "rows": self.rows,
+            "rows": self.held(),
             "settings": self.settings,
             "about": about,
             "shard_bytes": 32 * 3 * 32 * 4 * 2,
@@ -52,7 +55,7 @@ class Making:
         return describe(self.target, **defaults | options)
 
     def writer(self, path: Path | None = None, rank: int = 0, world_size: int = 1, **options: Any) -> StoreWriter:
-        return StoreWriter(path or self.path, self.contents(**options), self.rows, rank, world_size)
+        return StoreWriter(path or self.path, self.contents(**options), self.held(), rank, world_size)
 
     def store(self, path: Path | None = None, **options: Any) -> Store:
         assert self.writer(path, **options).write(self.features, 1)

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from specdraft.data.store import Store, reader
-from specdraft.data.store.contents import INDEX, asked
+from specdraft.data.store.contents import INDEX
+from specdraft.data.store.rows import asked
 from specdraft.errors import UserError
 from tests.data.store.conftest import packed
 
@@ -26,12 +27,21 @@ def files(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
+def is_mapped(tensor: torch.Tensor, file: Path) -> bool:
+    """Whether the tensor is the file's own bytes, as far as the system can tell."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return True
+    places = [line.split()[0].split("-") for line in maps.read_text().splitlines() if line.endswith(str(file))]
+    return any(int(begin, 16) <= tensor.data_ptr() < int(end, 16) for begin, end in places)
+
+
 def test_rows_come_back_in_any_order(making):
     store = making.store()
     assert len(store.shards["train"]) > 3
     for split, rows in making.rows.items():
         for name, value in vars(rows).items():
-            assert torch.equal(getattr(store.rows[split], name), value)
+            assert torch.equal(getattr(store.rows[split].whole(), name), value)
         expected = [making.features(rows.input_ids[i : i + 1], rows.position_ids[i : i + 1]) for i in range(len(value))]
         for order in ([0], [1, 0, 1], list(range(len(value)))[::-1]):
             found = store.read(split, order, torch.float32)
@@ -73,6 +83,18 @@ def test_a_shard_is_what_an_independent_reader_finds_there(making):
     with safe_open(making.path / name, framework="pt") as file:
         about = json.loads(file.metadata()["specdraft"])
     assert (about["store"], about["split"], about["shard"]) == (store.contents.fingerprint, "train", 1)
+
+
+def test_rows_are_what_an_independent_reader_finds_there_and_stay_on_disk(making):
+    store, rows = making.store(), making.rows["train"]
+    file = making.path / store.contents.splits["train"].file
+    ids, positions, documents = load_file(file)["rows"].unbind(1)
+    assert torch.equal(torch.where(ids < 0, ~ids, ids), rows.input_ids.int())
+    assert torch.equal(ids < 0, rows.loss_mask)
+    assert torch.equal(positions, rows.position_ids.int()) and torch.equal(documents, rows.document_ids.int())
+    for each in (store, pickle.loads(pickle.dumps(store))):
+        assert torch.equal(each.rows["train"].whole().input_ids, rows.input_ids)
+        assert is_mapped(each.rows["train"].tensor, file)
 
 
 @pytest.mark.parametrize(("dtype", "worst"), [("float32", 0.0), ("bfloat16", 2**-8), ("float8", 2**-4)])
@@ -315,6 +337,14 @@ def test_damaged_rows_and_a_damaged_index_are_named(making):
             Store(making.path)
     (making.path / INDEX).write_text(index[:-20])
     with pytest.raises(UserError, match=r"index\.json is not readable JSON"):
+        Store(making.path)
+
+
+@pytest.mark.parametrize("name", ["document_ids", "position_ids"])
+def test_rows_that_cannot_be_are_named(making, name):
+    getattr(making.rows["train"], name)[3] -= 40
+    making.writer().write(making.features, 1)
+    with pytest.raises(UserError, match=r"train-rows-.* holds what are no rows"):
         Store(making.path)
 
 
