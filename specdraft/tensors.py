@@ -1,11 +1,16 @@
-"""Safetensors from outside: nothing is executed, nothing is followed out of its folder, nothing is believed unread."""
+"""Tensors of modules and files.
 
+Of safetensors from outside nothing is executed, nothing is followed out of its folder, nothing is believed unread.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdraft.errors import UserError
 
@@ -57,6 +62,27 @@ def difference(expected: dict[str, Kind], found: dict[str, Kind]) -> str | None:
 
 def _shown(kind: Kind) -> str:
     return f"{list(kind.shape)} of {'floats' if kind.is_floating_point else 'integers'}"
+
+
+@contextmanager
+def keeping_buffers(module: nn.Module) -> Iterator[None]:
+    """Whatever dtype the parameters are cast to inside, floating-point buffers are moved alone.
+
+    They hold rotary frequencies, which ``from_pretrained`` keeps in float32, as engines do: rounded to bfloat16 they
+    turn position 1,000 by another angle than the one that was trained.
+    """
+    buffers = [
+        (owner, name, buffer)
+        for owner in module.modules()
+        for name, buffer in owner._buffers.items()
+        if buffer is not None and buffer.is_floating_point()
+    ]
+    yield
+    for owner, name, buffer in buffers:
+        cast = owner._buffers[name]
+        assert cast is not None
+        if cast.dtype != buffer.dtype:
+            owner._buffers[name] = buffer.to(cast.device)
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

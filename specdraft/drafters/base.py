@@ -12,6 +12,7 @@ from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.batch import Batch
 from specdraft.targets import Features, Target
+from specdraft.tensors import keeping_buffers
 
 
 class TrainingLoss(NamedTuple):
@@ -79,6 +80,11 @@ class Drafter(nn.Module, ABC):
         out; an estimate: the inputs of all linear layers, and as much again between them."""
         inputs = sum(module.in_features for module in self.modules() if isinstance(module, nn.Linear))
         return float(2 * inputs * tokens * element)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Drafter":
+        """What ``to``, ``bfloat16`` and the like come to."""
+        with keeping_buffers(self):
+            return super()._apply(fn, recurse)
 
     @abstractmethod
     def start(self, first_token: int, max_length: int) -> Any:

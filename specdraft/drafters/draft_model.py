@@ -33,6 +33,7 @@ from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import cross_entropy
 from specdraft.losses.divergence import divergence as find_divergence
 from specdraft.targets import Features, LanguageModel, Target
+from specdraft.tensors import keeping_buffers
 
 
 @dataclass
@@ -182,7 +183,9 @@ class DraftModel(Drafter):
         """A plain transformers model of the same logits, for ``save_pretrained``; it shares no memory with this one."""
         served = self.served()
         assert isinstance(served, DraftModel)
-        model = served._plain().to(self.language_model.device, self.language_model.dtype)
+        model = served._plain()
+        with keeping_buffers(model):
+            model.to(self.language_model.device, self.language_model.dtype)
         model.load_state_dict(served.model.state_dict())
         return model.eval()
 
