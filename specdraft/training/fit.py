@@ -19,6 +19,7 @@ from specdraft.files import atomic_directory, atomic_file
 from specdraft.redaction import redact
 from specdraft.targets import Target
 from specdraft.training.checkpoints.callbacks import RunCheckpoint, StopSignal
+from specdraft.training.checkpoints.resume import CHECKPOINTS
 from specdraft.training.faults.guard import BadLossGuard
 from specdraft.training.faults.peers import PeerWatch, broken_connections_explained
 from specdraft.training.live_acceptance import LiveAcceptance
@@ -76,7 +77,7 @@ def fit(
         categories=[category for category, _ in prompts],
     )
     checkpoints = RunCheckpoint(
-        directory / "checkpoints",
+        directory / CHECKPOINTS,
         live,
         stop,
         config.checkpoint.every_n_steps,
@@ -94,7 +95,7 @@ def fit(
         default_root_dir=directory,
     )
     if resume is not None:
-        bring_along(resume.parent.parent, directory)
+        bring_along(resume, directory)
     if uses_gpus(config.trainer.accelerator):
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
     started = time.perf_counter()
@@ -121,9 +122,12 @@ def live_sampling(config: DictConfig) -> Sampling:
     return Sampling(float(first), config.decoding.top_k, config.decoding.top_p)
 
 
-def bring_along(earlier: Path, directory: Path) -> None:
+def bring_along(resume: Path, directory: Path) -> None:
     """Copy the best head and its checkpoint of the run that is resumed, in case nothing better follows."""
-    for name in ("drafter", "checkpoints/best.ckpt"):
+    if resume.parent.name != CHECKPOINTS:
+        return  # a file by itself: what lies around it is not of its run
+    earlier = resume.parent.parent
+    for name in ("drafter", f"{CHECKPOINTS}/best.ckpt"):
         source, copy = earlier / name, directory / name
         if not source.exists() or copy.exists():
             continue

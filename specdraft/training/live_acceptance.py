@@ -4,15 +4,18 @@ Acceptance words are those of ``specdraft.decoding.metrics``. Prompts are dealt 
 summed, then divided once. Times are the first rank's own.
 """
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from specdraft.decoding.decoder import Decoder
@@ -20,7 +23,8 @@ from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.checkpoint import save_drafter
+from specdraft.drafters.checkpoint import read_config, save_drafter
+from specdraft.errors import UserError
 from specdraft.training.monitoring.samples import log_samples
 from specdraft.training.weights import full_precision_drafter
 
@@ -189,12 +193,42 @@ class LiveAcceptance(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know: the best head and where it was."""
-        return {"best": self.best, "best_step": self.best_step, "measured_step": self.measured_step}
+        return {
+            "best": self.best,
+            "best_step": self.best_step,
+            "measured_step": self.measured_step,
+            "measures": self._measures(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue; the directory of the best head itself is brought along by the caller."""
-        self.best, self.best_step = state_dict["best"], state_dict["best_step"]
-        self.measured_step = state_dict["measured_step"]
+        """Continue, with the best head if the caller has brought it along.
+
+        A length that was measured otherwise is no rival of those to come, nor is one whose head is not there.
+        """
+        if state_dict.get("measures") != self._measures():
+            self._begin_anew("was measured with other prompts or settings of decoding")
+        elif state_dict["best"] is not None and not self._holds(state_dict["best"], state_dict["best_step"]):
+            self._begin_anew("is not beside the checkpoint")
+        else:
+            self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+            self.measured_step = state_dict["measured_step"]
+
+    def _begin_anew(self, reason: str) -> None:
+        rank_zero_warn(f"the best head of the resumed run {reason}: the best from here on is kept")
+
+    def _measures(self) -> dict[str, Any]:
+        """All that a measured length depends on, besides the head."""
+        prompts = hashlib.sha256(json.dumps([list(ids) for ids in self.prompts]).encode()).hexdigest()[:16]
+        decoding = {"num_draft_tokens": self.num_draft_tokens, "max_new_tokens": self.max_new_tokens}
+        return {"prompts": prompts} | decoding | asdict(self.sampling)
+
+    def _holds(self, length: float, step: int) -> bool:
+        """Whether the directory has the head of that measurement."""
+        try:
+            training = read_config(self.directory)["extra"]["training"]
+        except (UserError, KeyError, TypeError):
+            return False
+        return bool(training.get("step") == step and training.get("live_acceptance_length") == length)
 
 
 def _length(counts: AcceptanceCounts) -> float:

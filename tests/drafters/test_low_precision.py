@@ -61,7 +61,6 @@ def test_what_is_moved_to_a_meta_device_and_back_is_empty_and_no_error(target):
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_copy_of_the_target_is_accepted_whole_behind_a_long_prompt(merged, target):
-    """Rounded frequencies accept 3.6 of 5 tokens here."""
     draft = DraftModel.for_target(target, copy_layers=4)
     draft = (draft.served() if merged else draft).to("cpu", torch.bfloat16).eval()
     result = Decoder(target, draft, 5).generate(random_prompts(1, [2000])[0], 60)

@@ -1,16 +1,22 @@
 import csv
 import json
+import shutil
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from lightning import Callback
 from lightning.pytorch.loggers import CSVLogger
 
-from specdraft.drafters.checkpoint import load_drafter
+from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.decoding.sampling import Sampling
+from specdraft.drafters.checkpoint import load_drafter, read_config
 from specdraft.errors import UserError
 from specdraft.training.checkpoints.file import CheckpointFile
+from specdraft.training.fit import bring_along
+from specdraft.training.live_acceptance import LiveAcceptance, Measurement
 from specdraft.training.schedule import OptimizerSettings
 
 
@@ -122,6 +128,61 @@ def test_resumed_run_equals_the_undisturbed_one(make_run, tmp_path, asynchronous
     assert rest.losses == whole.losses[7:]
     for ours, theirs in zip(rest.drafter.parameters(), whole.drafter.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def resumed(make_run, tmp_path, monkeypatch, found, move=lambda run: run / "checkpoints" / "last.ckpt", **options):
+    """The best length and step of a run whose first 8 steps measure 2.5 and 2.0, resumed with ``found`` at step 12."""
+
+    def told(live, trainer, module, drafter):
+        length = (2.5, 2.0, found)[trainer.global_step // live.every_n_steps - 1]
+        return Measurement(AcceptanceCounts(live.num_draft_tokens, rounds=100, accepted=round(100 * (length - 1))), {})
+
+    monkeypatch.setattr(LiveAcceptance, "_decode", told)
+    trainer, module, data, live, _ = make_run(tmp_path / "part", max_steps=8)
+    trainer.fit(module, data)
+    assert (live.best, live.best_step) == (2.5, 4)
+    trainer, module, data, live, _ = make_run(tmp_path / "rest", max_steps=12)
+    for name, value in options.items():
+        setattr(live, name, value)
+    checkpoint = move(tmp_path / "part")
+    bring_along(checkpoint.resolve(), tmp_path / "rest")
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    head = read_config(tmp_path / "rest" / "drafter")["extra"]["training"]
+    assert (head["live_acceptance_length"], head["step"]) == (live.best, live.best_step)
+    assert (tmp_path / "rest" / "checkpoints" / "best.ckpt").is_file()
+    return live.best, live.best_step
+
+
+def alone(run: Path) -> Path:
+    """The checkpoint moved to a folder where someone else's head lies."""
+    (run.parent / "else" / "files").mkdir(parents=True)
+    shutil.copytree(run / "drafter", run.parent / "else" / "drafter")
+    return shutil.copy(run / "checkpoints" / "last.ckpt", run.parent / "else" / "files" / "moved.ckpt")
+
+
+def without_its_head(run: Path) -> Path:
+    shutil.rmtree(run / "drafter")
+    return run / "checkpoints" / "last.ckpt"
+
+
+def test_the_best_head_of_a_resumed_run_stays_until_it_is_beaten(make_run, tmp_path, monkeypatch):
+    assert resumed(make_run, tmp_path / "worse", monkeypatch, 2.25) == (2.5, 4)
+    assert resumed(make_run, tmp_path / "better", monkeypatch, 2.75) == (2.75, 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_draft_tokens": 2}, "measured with other prompts or settings"),
+        ({"sampling": Sampling(1.0)}, "measured with other prompts or settings"),
+        ({"prompts": [[5, 6]]}, "measured with other prompts or settings"),
+        ({"move": alone}, "is not beside the checkpoint"),
+        ({"move": without_its_head}, "is not beside the checkpoint"),
+    ],
+)
+def test_a_best_that_cannot_be_compared_or_is_not_there_is_no_rival(make_run, tmp_path, monkeypatch, options, reason):
+    with pytest.warns(UserWarning, match=reason):
+        assert resumed(make_run, tmp_path, monkeypatch, 2.25, **options) == (2.25, 12)
 
 
 def test_error_inside_a_step_leaves_a_resumable_checkpoint(make_run, tmp_path):

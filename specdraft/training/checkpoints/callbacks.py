@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
@@ -126,6 +127,10 @@ class RunCheckpoint(ModelCheckpoint):
         """A resumed run has saved its first state."""
         super().on_train_start(trainer, pl_module)
         self._step = trainer.global_step
+        if self.live.best is None:  # nor is a state of the resumed run a rival
+            self.best_k_models.clear()
+            self.best_model_score, self.kth_value = None, torch.tensor(-torch.inf)
+            self.best_model_path = self.kth_best_model_path = ""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Save what is due. Raises Interrupted once the state is safe.

@@ -7,6 +7,7 @@ from pathlib import Path
 from specdraft.errors import UserError
 from specdraft.training.checkpoints.file import is_whole
 
+CHECKPOINTS = "checkpoints"  # of a run directory
 LAST = "last.ckpt"  # a link to the newest
 _STEP = re.compile(r"step-(\d+)\.ckpt")
 
@@ -35,7 +36,7 @@ def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -
     if resume == "auto":
         return _auto(family, note)
     path = Path(resume).expanduser()
-    candidates = [path] if path.suffix == ".ckpt" else [path / "checkpoints" / LAST, path / LAST]
+    candidates = [path] if path.suffix == ".ckpt" else [path / CHECKPOINTS / LAST, path / LAST]
     given = next((each for each in candidates if each.exists()), None)
     if given is None:
         raise UserError(f"resume={resume}: {candidates[0]} does not exist; give a run directory, a .ckpt path, or auto")
@@ -45,7 +46,7 @@ def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -
 
 
 def _auto(family: Path, note: Callable[[str], None]) -> Path | None:
-    links = sorted(family.glob(f"*/checkpoints/{LAST}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    links = sorted(family.glob(f"*/{CHECKPOINTS}/{LAST}"), key=lambda path: path.stat().st_mtime, reverse=True)
     if not links:
         note(f"resume=auto: no earlier run below {family}, starting anew")
         return None
