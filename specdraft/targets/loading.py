@@ -42,6 +42,7 @@ def load(
 ) -> tuple[Any, Any]:
     """The causal LM, which errors call the ``what``, and its tokenizer. ``device_map`` goes to ``from_pretrained``.
 
+    ``attention`` "auto": sdpa where transformers has it for the architecture, else eager.
     Raises UserError if the hub, the files or the architecture are missing.
     """
     if dtype not in _DTYPES:
@@ -53,7 +54,7 @@ def load(
         model, report = AutoModelForCausalLM.from_pretrained(
             where,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=None if attention == "auto" else attention,
             output_loading_info=True,
             use_safetensors=True,
             device_map=device_map,
@@ -63,6 +64,11 @@ def load(
     except UserError:
         raise
     except Exception as error:  # transformers, the hub client and safetensors raise a dozen kinds
+        if attention == "sdpa" and "scaled_dot_product_attention" in str(error):
+            raise UserError(
+                f"the {what} {name!r} has no sdpa attention in transformers: expected target.attn_implementation=auto "
+                "or eager"
+            ) from error
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"cannot load the {what} {name!r} ({type(error).__name__}: {reason}): "
@@ -138,9 +144,11 @@ def _at_hand(module: nn.Module) -> Iterator[None]:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """A fingerprint of the first values of every weight, alike in every loading dtype.
+    """A fingerprint of the first values of every weight, alike in every dtype that a bfloat16 checkpoint is loaded in.
 
-    Every weight, because a fine-tuned target (merged LoRA, say) may keep head, norms and embedding.
+    Every weight, because a fine-tuned target (merged LoRA, say) may keep head, norms and embedding. Values below
+    float16's smallest normal number, of which it keeps fewer bits, count as zero. A float32 checkpoint is alike in
+    float32 and in bfloat16.
     """
     digest = hashlib.sha256()
     for name, _ in sorted(model.named_parameters()):
@@ -148,5 +156,6 @@ def weights_hash(model: nn.Module) -> str:
         module = model.get_submodule(path)
         with gathered([module.get_parameter(own)]), _at_hand(module):
             start = module.get_parameter(own).detach().flatten()[:64].to("cpu", torch.bfloat16)
+        start = start.masked_fill(start.abs() < torch.finfo(torch.float16).tiny, 0.0)
         digest.update(name.encode() + start.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -55,7 +55,7 @@ class Target(LanguageModel):
         revision: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
-        attn_implementation: str = "sdpa",
+        attn_implementation: str = "auto",
         trust_remote_code: bool = False,
         placement: str = "replicated",
         max_memory: Mapping[int | str, int | str] | None = None,

@@ -11,6 +11,7 @@ from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
+from tests.families import FAMILIES
 
 
 @pytest.fixture(scope="session")
@@ -57,8 +58,36 @@ def test_what_was_saved_comes_back(saved, dtype, expected):
     assert target.identity.name == str(saved)
 
 
+def test_the_identity_is_alike_in_every_dtype(tmp_path, tokenizer):
+    """float16 has fewer bits for small numbers, bfloat16 for all."""
+    model = tiny_llama(vocab_size=300)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10.0 ** torch.empty_like(parameter).uniform_(-7, 0))
+    model.bfloat16().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = [Target.load(str(tmp_path), device="cpu", dtype=dtype) for dtype in ("bfloat16", "float16", "float32")]
+    pairs = zip(*(target.model.parameters() for target in loaded[:2]), strict=True)
+    assert not all(torch.equal(ours.float(), theirs.float()) for ours, theirs in pairs)
+    assert len({target.identity for target in loaded}) == 1
+    with torch.no_grad():
+        next(loaded[0].model.parameters()).view(-1)[3] += 0.01
+    assert Target.from_model(loaded[0].model).identity.weights_hash != loaded[1].identity.weights_hash
+
+
 def test_attention_implementation_is_passed_on(saved):
-    assert Target.load(str(saved), device="cpu", attn_implementation="eager").config._attn_implementation == "eager"
+    for asked, found in (("auto", "sdpa"), ("eager", "eager")):
+        target = Target.load(str(saved), device="cpu", attn_implementation=asked)
+        assert target.config._attn_implementation == found
+
+
+def test_attention_that_the_architecture_has(tmp_path, tokenizer):
+    """gpt-oss has attention sinks, which sdpa does not know."""
+    FAMILIES["gpt-oss"].build(vocab_size=300).float().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert Target.load(str(tmp_path), device="cpu").config._attn_implementation == "eager"
+    message = refused(tmp_path, device="cpu", attn_implementation="sdpa")
+    assert message.endswith("has no sdpa attention in transformers: expected target.attn_implementation=auto or eager")
 
 
 def test_missing_names(tmp_path):
