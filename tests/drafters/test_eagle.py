@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import Phi3Config, Phi3ForCausalLM
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
@@ -240,3 +241,21 @@ def test_greedy_decoding_gives_the_targets_own_tokens(story, variant, shape):
     assert [result.tokens for result in decoder.generate_batch(prompts, 32, batch_size=3)] == answers
     accepted = sum(sum(result.accepted) for result in alone)
     assert 0 < accepted < sum(sum(result.drafted) for result in alone)
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+@pytest.mark.parametrize("partial", [1.0, 0.75])
+def test_beside_a_target_whose_angles_change_with_the_length_the_heads_do_not(kind, partial):
+    """Phi-3 and Phi-4-mini have short and long factors, which transformers chooses by the length of the text."""
+    pairs = int(16 * partial) // 2
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": partial}
+    rope |= {"short_factor": [1.0] * pairs, "long_factor": [4.0] * pairs, "original_max_position_embeddings": 64}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = Phi3Config(vocab_size=64, **sizes, **ends, max_position_embeddings=512, rope_parameters=rope)
+    head = kind.for_target(Target.from_model(Phi3ForCausalLM(config).eval()))
+    angles = torch.outer(torch.arange(20.0), 10000.0 ** (-torch.arange(0, 16, 2) / 16))
+    for length in (20, 200, 20):
+        torch.testing.assert_close(head._angles(length)[0][:20, :8], angles.cos())
+    with pytest.raises(UserError, match="rope_type=longrope, whose angles change with the length"):
+        kind(**head.config() | {"rope_parameters": rope})

@@ -36,6 +36,8 @@ from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence as divergence_of
 from specdraft.targets import Features, Target
 
+_ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's angle depends on how long the text is
+
 
 class Output(NamedTuple):
     """Of n rows: ``hidden [n, H]``, which the vocabulary projection reads, and ``feature [n, H]``, which the next step
@@ -75,8 +77,17 @@ class EagleHead(Drafter):
         step_decay: float = 0.8,
         divergence: str | Mapping[str, Any] = "forward_kl",
     ) -> None:
-        """Keep what all heads have. Raises UserError for an unknown divergence, or no training-time-test step."""
+        """Keep what all heads have.
+
+        Raises UserError for an unknown divergence, no training-time-test step, and rotary angles that change with the
+        length of the text.
+        """
         super().__init__()
+        if rope_parameters.get("rope_type") in _ROPE_BY_LENGTH:
+            raise UserError(
+                f"the head has rope_type={rope_parameters['rope_type']}, whose angles change with the length of the "
+                "text: expected default, linear, llama3 or yarn, as for_target chooses"
+            )
         if ttt_steps < 1:
             raise UserError(f"ttt_steps is {ttt_steps}: expected at least 1 step of the training-time test")
         self.vocab_size, self.ttt_steps, self.step_decay = vocab_size, ttt_steps, step_decay
@@ -289,6 +300,8 @@ def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:
     config = target.config
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)  # targets with sliding windows keep one set per kind of layer
+    if rope.get("rope_type") in _ROPE_BY_LENGTH:  # a head of one layer does with the plain angles
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     return {
         "hidden_size": target.hidden_size,
         "intermediate_size": intermediate_size or config.intermediate_size,
