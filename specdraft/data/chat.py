@@ -20,6 +20,10 @@ _OPENING = 128
 _TOKENIZED = {"tokenize": True, "return_dict": True, "tokenizer_kwargs": {"verbose": False}}
 
 
+class RefusedError(UserError):
+    """The chat template does not take this conversation; it may well take others."""
+
+
 class Example(NamedTuple):
     """A tokenised conversation; ``loss_mask`` is True on the assistant's tokens, the end mark included."""
 
@@ -48,6 +52,28 @@ def opening_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
         return prompt_ids(tokenizer, conversation.prompt_messages, conversation.tools)
     ids = _document_ids(tokenizer, conversation)
     return ids[: max(1, min(_OPENING, len(ids) // 2))]
+
+
+def answer_in_words(tokenizer: Any, ids: Sequence[int]) -> str:
+    """An answer as engines hand it out and as the next prompt has it: without special tokens.
+
+    Of an answer in channels (gpt-oss's harmony format) it is the final one alone; what was said in the others is not
+    said again.
+    """
+    channel, message = (tokenizer.convert_tokens_to_ids(mark) for mark in ("<|channel|>", "<|message|>"))
+    if channel != message and channel in ids and message in ids:  # a token that is not there has the unknown one's id
+        ids = _final_channel(tokenizer, list(ids), channel, message)
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _final_channel(tokenizer: Any, ids: list[int], channel: int, message: int) -> list[int]:
+    """What follows ``<|channel|>final<|message|>``; nothing if that was not reached."""
+    starts = [place for place, token in enumerate(ids) if token == channel]
+    for start in reversed(starts):
+        end = next((place for place in range(start, len(ids)) if ids[place] == message), len(ids))
+        if tokenizer.decode(ids[start + 1 : end]).strip().startswith("final"):
+            return ids[end + 1 :]
+    return []
 
 
 def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Collection[int]) -> Example:
@@ -109,7 +135,7 @@ def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping
         )
     except Exception as error:  # templates raise what they like, mostly jinja2's errors
         roles = ", ".join(message["role"] for message in messages)
-        raise UserError(
+        raise RefusedError(
             f"the target's chat template cannot render the roles {roles} ({' '.join(str(error).split())}): "
             "expected conversations that this template accepts"
         ) from error

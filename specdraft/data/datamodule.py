@@ -14,7 +14,7 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from specdraft.data.chat import opening_ids
+from specdraft.data.chat import RefusedError, opening_ids
 from specdraft.data.overlap import Benchmark
 from specdraft.data.packing import PackingReport, Rows
 from specdraft.data.preparation import BESIDES, Preparation, Split
@@ -166,12 +166,19 @@ class DataModule(LightningDataModule):
             raise RuntimeError("call prepare(target) first")
         room = self._target.max_length - max_new_tokens
         found: list[tuple[str, list[int]]] = []
+        refused: RefusedError | None = None
         for conversation in self.preparation.source.conversations(split):
             if limit is not None and len(found) == limit:
                 break
-            ids = opening_ids(self._target.tokenizer, conversation)
+            try:
+                ids = opening_ids(self._target.tokenizer, conversation)
+            except RefusedError as error:  # counted and reported when the rows were made
+                refused = error
+                continue
             if len(ids) <= room:
                 found.append((conversation.category, ids))
+        if not found and refused is not None:
+            raise refused
         if not found:
             raise UserError(
                 f"no {split} prompt of {self.preparation.source.name} leaves room for {max_new_tokens} new "

@@ -16,8 +16,8 @@ from specdraft.data.chat import Example
 from specdraft.data.examples import Examples, Flat, Notes, in_chunks, prepared
 from specdraft.data.overlap import Benchmark
 from specdraft.data.packing import PackedRows, PackingReport, Rows, pack_flat
-from specdraft.data.regeneration import Engine, RegenerationSettings, regenerated_examples
-from specdraft.data.source import Conversation, Selection, Source
+from specdraft.data.regeneration import Engine, RegenerationSettings, regenerate
+from specdraft.data.source import Conversation, Selection, Source, named
 from specdraft.data.store.contents import tokenizer_hash
 from specdraft.data.tokenise import CHUNK, accepted, tokenised
 
@@ -37,7 +37,7 @@ class Split:
     left_out: int  # conversations whose prompt leaves no room for an answer
     shortened: int  # conversations that a later turn without room ended
     unfinished: int  # regenerated responses that max_new_tokens cut
-    unsafe: int  # conversations without a safe loss mask
+    unsafe: int  # conversations without a safe loss mask, or that the chat template refuses
 
 
 # What a split counts beside what packing reports, and what tells its rows from others.
@@ -110,7 +110,8 @@ class Preparation:
             "benchmark": settings["benchmark"],
             "tokenizer": _tokenizer(target.tokenizer),
             "end": sorted(target.eos_token_ids),
-            "regenerated": regenerated if self.regenerate else {"max_malformed": self.source.max_malformed},
+            "max_malformed": self.source.max_malformed,
+            "regenerated": regenerated if self.regenerate else None,
         }
 
     def _examples(self, target: "Target", split: str, found: Selection, engine: Engine, notes: Notes) -> Iterator[Flat]:
@@ -143,7 +144,7 @@ class Preparation:
         self, target: "Target", split: str, conversations: Iterable[Conversation], engine: Engine, notes: Notes
     ) -> Iterator[Example]:
         """What the target answers, turn by turn."""
-        examples, counts = regenerated_examples(
+        done = regenerate(
             target,
             conversations,
             self.generation,
@@ -151,9 +152,18 @@ class Preparation:
             self.row_length(target),
             f"{split} conversations",
             engine,
+            self.source.max_malformed,
         )
-        notes.counts |= {name: getattr(counts, name) for name in ("left_out", "shortened", "unfinished")}
-        yield from examples
+        counts = {name: getattr(done.counts, name) for name in ("left_out", "shortened", "unfinished")}
+        notes.counts |= counts | {"unsafe": done.counts.refused}
+        refused = done.refusals()
+        if refused:
+            names = named([record.id for record in refused])
+            notes.warnings.append(
+                f"{len(refused)} of {done.counts.conversations} {split} conversations of {self.source.name} are "
+                f"refused by the target's chat template and end there ({names}): {refused[0].refused}"
+            )
+        yield from done.examples()
 
 
 def _plain(value: Any) -> Any:

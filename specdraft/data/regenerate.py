@@ -41,11 +41,13 @@ def main(config: DictConfig) -> None:
                 data.row_length(target),
                 f"{split} conversations",
                 engine,
+                data.source.max_malformed,
             )
             counts = done.counts
             print(
                 f"{split}: {counts.conversations} conversations, {counts.turns} answers of {counts.tokens} tokens "
-                f"({counts.unfinished} cut, {counts.shortened} conversations shortened, {counts.left_out} left out)\n"
+                f"({counts.unfinished} cut, {counts.shortened} conversations shortened, {counts.left_out} left out, "
+                f"{counts.refused} refused by the chat template)\n"
                 f"  {done.manifest}"
             )
 
@@ -55,7 +57,7 @@ def main(config: DictConfig) -> None:
                 if record.examples:
                     tools = {"tools": [dict(tool) for tool in conversation.tools]} if conversation.tools else {}
                     messages = answered_messages(conversation, record, target)
-                    yield {"id": record.id, "split": split, "messages": messages} | tools
+                    yield {"id": conversation.id, "split": split, "messages": messages} | tools
 
     if config.output is not None:
         path = Path(config.output).expanduser()

@@ -50,6 +50,11 @@ class Conversation:
         return (*self.prompt_messages, {"role": "assistant", "content": self.response, **self.response_extras})
 
 
+def named(ids: Sequence[str]) -> str:
+    """Conversations by their ids, the first of them if they are many."""
+    return ", ".join(ids[:20]) + (" and more" if len(ids) > 20 else "")
+
+
 class Selection(Sequence[Conversation]):
     """Conversations that are read when they are asked for: memory holds where they stand, and a hash of each."""
 

@@ -30,6 +30,11 @@ def assistant_mask(
     ``render(messages, prompt)`` is the template's text, with the beginning of an answer to come if ``prompt``. Raises
     UserError for a turn that cannot be told for certain.
     """
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            "the target's tokenizer is a slow one, which cannot tell which words a token stands for: expected a fast "
+            "one, {% generation %} marks in its chat template, or data.regenerate=true"
+        )
     whole = render(messages, False)
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, places = list(encoded["input_ids"]), encoded["offset_mapping"]

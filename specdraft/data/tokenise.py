@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from specdraft.data.chat import Example, example_from_words
 from specdraft.data.examples import Flat, Notes, flatten
-from specdraft.data.source import Conversation
+from specdraft.data.source import Conversation, named
 from specdraft.errors import UserError
 
 CHUNK = 64  # conversations: to send them takes a hundredth of the time to tokenise them
@@ -74,14 +74,14 @@ def accepted(chunks: Iterable[Tokenised], max_malformed: int, where: str, notes:
     reason = refused[0][1]
     if not good:
         raise UserError(reason)
-    named = ", ".join(name for name, _ in refused[:20]) + (" and more" if len(refused) > 20 else "")
+    names = named([name for name, _ in refused])
     if len(refused) > max_malformed:
         raise UserError(
-            f"{len(refused)} of the first {good + len(refused)} {where} have no safe loss mask ({named}), and "
+            f"{len(refused)} of the first {good + len(refused)} {where} have no safe loss mask ({names}), and "
             f"data.source.max_malformed is {max_malformed}: mend them or raise it; the first is {reason}"
         )
     notes.warnings.append(
-        f"{len(refused)} of {good + len(refused)} {where} have no safe loss mask and are skipped ({named}): {reason}"
+        f"{len(refused)} of {good + len(refused)} {where} have no safe loss mask and are skipped ({names}): {reason}"
     )
 
 

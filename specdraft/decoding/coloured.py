@@ -13,6 +13,7 @@ from typing import Any
 from specdraft.decoding.trace import Trace
 
 ACCEPTED, REJECTED, CORRECTED, OWN = "accepted", "rejected", "corrected", "own"
+_WINDOW, _CONTEXT = 64, 8  # tokens that are decoded at a time, and those that decide how the next ones read
 _TAGS = {ACCEPTED: "u", REJECTED: "s", CORRECTED: "b", OWN: "i"}
 
 STYLE = """
@@ -76,14 +77,18 @@ class _Text:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.ids: list[int] = []
+        self.ids: list[int] = []  # the last ones
         self.shown = 0  # characters handed out
 
     def add(self, ids: Sequence[int]) -> str:
         """The text that these ids add. Half a character waits for its other half."""
         self.ids += ids
-        whole = self._decode(self.ids).rstrip("\ufffd")
+        text = self._decode(self.ids)
+        whole = text.rstrip("\ufffd")
         added, self.shown = whole[self.shown :], max(self.shown, len(whole))
+        if len(self.ids) > _WINDOW and text == whole:  # to decode all of it each time would take quadratic time
+            self.ids = self.ids[-_CONTEXT:]
+            self.shown = len(self._decode(self.ids))
         return added
 
     def instead(self, ids: Sequence[int]) -> str:

@@ -62,6 +62,7 @@ class _Request:
     generator: torch.Generator | None
     result: Generation
     state: Any = None
+    read: int = 0  # tokens in which the end of text was looked for
     tree: DraftTree = field(default_factory=DraftTree.empty)
 
 
@@ -266,8 +267,9 @@ class Decoder:
         return target.step(tokens, cache, layers, positions.to(device), visible.to(device))
 
     def _finished(self, request: _Request) -> bool:
-        tokens, end = request.result.tokens, self.target.eos_token_ids
-        return len(tokens) >= request.limit or (bool(end) and not end.isdisjoint(tokens))
+        tokens, new = request.result.tokens, request.result.tokens[request.read :]
+        request.read = len(tokens)
+        return len(tokens) >= request.limit or not self.target.eos_token_ids.isdisjoint(new)
 
     def _end(self, request: _Request) -> Generation:
         request.result.tokens = cut(request.result.tokens, request.limit, self.target.eos_token_ids)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from specdraft.data.chat import answer_in_words
 from specdraft.decoding.coloured import pieces
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import Rule, describe, rejection_sampling
@@ -320,7 +321,7 @@ def _decode(
             for name in drafts:
                 requests[name].append(Request(index, prompt.category, baseline, generations[name], ids))
             if turn < len(prompt.follow_ups):
-                answer = target.tokenizer.decode(baseline.tokens, skip_special_tokens=True)
+                answer = answer_in_words(target.tokenizer, baseline.tokens)
                 messages += [
                     {"role": "assistant", "content": answer},
                     {"role": "user", "content": prompt.follow_ups[turn]},

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from specdraft.data.chat import Example, example_from_words, opening_ids, prompt_ids
+from specdraft.data.chat import Example, answer_in_words, example_from_words, opening_ids, prompt_ids
 from specdraft.data.source import Conversation, Message
 from specdraft.errors import UserError
 
@@ -183,3 +183,47 @@ def test_no_template_and_a_template_that_refuses(tokenizer: PreTrainedTokenizerF
     bare.chat_template = "{{ raise_exception('system first') }}"
     with pytest.raises(UserError, match=r"cannot render the roles user \(system first\)"):
         prompt_ids(bare, [USER])
+
+
+CHANNELS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("<|channel|>analysis<|message|>add<|end|><|start|>assistant<|channel|>final<|message|>left<|return|>", "left"),
+        ("<|channel|>final <|constrain|>json<|message|>left<|return|>", "left"),
+        ("<|channel|>analysis<|message|>add left", ""),  # cut while it was thinking
+        ("<|channel|>analysis<|message|>add<|end|><|start|>assistant<|channel|>final", ""),
+        ("add left<|return|>", "add left"),
+    ],
+)
+def test_an_answer_in_channels_is_its_final_one(tokenizer: PreTrainedTokenizerFast, answer: str, words: str) -> None:
+    """As servers of gpt-oss hand it out, and as its template shows earlier answers."""
+    harmony = copy.deepcopy(tokenizer)
+    harmony.add_tokens(CHANNELS, special_tokens=True)
+    ids = harmony(answer, add_special_tokens=False)["input_ids"]
+    assert answer_in_words(harmony, ids) == words
+    assert answer_in_words(tokenizer, tokenizer("add left", add_special_tokens=False)["input_ids"]) == "add left"
+
+
+def test_a_slow_tokenizer_is_named() -> None:
+    class Slow(PreTrainedTokenizer):
+        """Words by their place in a list; such tokenizers know no offsets."""
+
+        vocab_size = 400
+
+        def get_vocab(self) -> dict[str, int]:
+            return {}
+
+        def _tokenize(self, text: str) -> list[str]:
+            return text.split()
+
+        def _convert_token_to_id(self, token: str) -> int:
+            return 1
+
+    slow = Slow(eos_token="<end>")
+    slow.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} <end> {% endfor %}"
+    talk = Conversation("a", "c", ({"role": "user", "content": "add"},), "left")
+    with pytest.raises(UserError, match=r"tokenizer is a slow one.* or data\.regenerate=true"):
+        example_from_words(slow, talk, {0})

@@ -128,6 +128,22 @@ def test_evaluation_prompts_fit_the_context(target: Target, library: Path, tmp_p
         data.evaluation_prompts("validation", 5, max_new_tokens=255)
 
 
+def test_evaluation_prompts_are_those_that_the_template_takes(
+    target: Target, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make(library, tmp_path)
+    data.prepare(target)
+    every = data.evaluation_prompts("validation", 5, max_new_tokens=32)
+    first = data.preparation.source.conversations("validation")[0].prompt_messages[-1]["content"]
+    template = target.tokenizer.chat_template
+    refusing = "{% if messages[-1].content == " + repr(first) + " %}{{ raise_exception('not this') }}{% endif %}"
+    monkeypatch.setattr(target.tokenizer, "chat_template", refusing + template)
+    assert data.evaluation_prompts("validation", 4, max_new_tokens=32) == every[1:]
+    monkeypatch.setattr(target.tokenizer, "chat_template", "{{ raise_exception('none') }}")
+    with pytest.raises(UserError, match="chat template cannot render"):
+        data.evaluation_prompts("validation", 4, max_new_tokens=32)
+
+
 class Recorder(LightningModule):
     """Learns nothing; notes the batches it is given."""
 

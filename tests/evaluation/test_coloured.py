@@ -37,3 +37,15 @@ def test_without_its_rejected_drafts_the_page_shows_the_answer():
     html = coloured([Piece("if", OWN), Piece("  not\n    x", REJECTED), Piece(" a", ACCEPTED), Piece(" b", CORRECTED)])
     shown = re.sub(r"<s>.*?</s>", "", html, flags=re.DOTALL)
     assert re.sub(r"<.+?>", "", shown) == "if a b"
+
+
+def test_a_long_text_is_shown_whole_however_it_is_cut(tokenizer):
+    """Of a long text only the last tokens are decoded again."""
+    ids = [*tokenizer("def add(a, b):\n    return a + b\n" * 40, add_special_tokens=False)["input_ids"]]
+    ids += [*tokenizer("é€" * 60, add_special_tokens=False)["input_ids"]]
+    rounds = [Round([*ids[at : at + 2], 5], 2, ids[at + 2]) for at in range(1, len(ids) - 3, 3)]
+    trace, length = Trace([], ids[0], rounds), 1 + 3 * len(rounds)
+    found = pieces(trace, length, tokenizer)
+    assert length > 400
+    shown = "".join(piece.text for piece in found if piece.kind != REJECTED)
+    assert shown == tokenizer.decode(ids[:length], skip_special_tokens=True).rstrip("\ufffd")

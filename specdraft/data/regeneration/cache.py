@@ -21,7 +21,7 @@ from specdraft.data.chat import Example
 from specdraft.data.regeneration.dialogue import Dialogue, Record
 from specdraft.data.regeneration.request import Engine, RegenerationSettings
 from specdraft.data.regeneration.shards import Header, Shard
-from specdraft.data.source import Conversation
+from specdraft.data.source import Conversation, named
 from specdraft.data.store.contents import tokenizer_hash
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, make_directory
@@ -41,6 +41,7 @@ class Counts(NamedTuple):
     left_out: int
     shortened: int
     unfinished: int
+    refused: int
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,9 @@ class Regeneration:
         """All examples to learn, in the order of the conversations. Raises UserError for a damaged shard."""
         return (example for record in self.records() for example in record.as_examples())
 
-
-def regenerated_examples(
-    target: "Target",
-    conversations: Iterable[Conversation],
-    settings: RegenerationSettings,
-    cache_dir: Path,
-    room: int,
-    description: str,
-    engine: Engine,
-) -> tuple[Iterator[Example], Counts]:
-    """What ``regenerate`` left on disk, as examples to learn, read back as they are asked for."""
-    done = regenerate(target, conversations, settings, cache_dir, room, description, engine)
-    return done.examples(), done.counts
+    def refusals(self) -> list[Record]:
+        """The conversations that the chat template did not take. Raises UserError for a damaged shard."""
+        return [record for record in self.records() if record.refused] if self.counts.refused else []
 
 
 def regenerate(
@@ -82,15 +73,17 @@ def regenerate(
     room: int,
     description: str,
     engine: Engine,
+    max_refused: int = 0,
 ) -> Regeneration:
     """Let the target answer every assistant's turn of every conversation, or find the answers in the cache.
 
     A turn whose prompt and ``max_new_tokens`` are more than ``room`` tokens ends its conversation. ``description``
-    names the conversations ("train conversations"). Raises UserError if not one of them has room, for a damaged cache,
-    and for what the engine cannot do; what was answered before stays.
+    names the conversations ("train conversations"). Raises UserError if the chat template refuses more than
+    ``max_refused``, if not one has room, for a damaged cache, and for what the engine cannot do; what was answered
+    before stays.
     """
     folder = make_directory(cache_dir / "responses" / cache_key(target, settings, room))
-    work = _Work(target, settings, room, engine, description, conversations)
+    work = _Work(target, settings, room, engine, description, conversations, max_refused)
     with work.bar:
         shards, others = list[Shard](), list[tuple[Shard, int, list[Conversation]]]()
         for first, part in _parts(conversations):
@@ -103,7 +96,7 @@ def regenerate(
             work.do(*other, wait=True)
     headers = [work.headers[shard.name] for shard in shards]
     counts = Counts(*(sum(getattr(header, name) for header in headers) for name in Counts._fields))
-    if counts.conversations == counts.left_out:
+    if counts.conversations == counts.left_out + counts.refused:
         raise UserError(
             f"none of the {counts.conversations} {description} fits {room} tokens with {settings.max_new_tokens} of "
             "them for an answer: raise data.sequence_length or lower data.max_new_tokens"
@@ -141,9 +134,12 @@ class _Work:
         engine: Engine,
         description: str,
         conversations: Iterable[Conversation],
+        max_refused: int,
     ) -> None:
         self.target, self.settings, self.room, self.engine = target, settings, room, engine
+        self.description, self.max_refused = description, max_refused
         self.headers: dict[str, Header] = {}
+        self._refused: list[Record] = []
         total = len(conversations) if isinstance(conversations, Sequence) else None
         self.bar = tqdm(
             total=total,
@@ -164,7 +160,21 @@ class _Work:
                 header = shard.header() or self._answer(shard, first, conversations)
         self.headers[shard.name] = header
         self.bar.update(header.conversations)
+        if header.refused:
+            self._refused += [record for record in shard.records() if record.refused]
+            self._check_refused()
         return True
+
+    def _check_refused(self) -> None:
+        """Before more is answered. Raises UserError."""
+        if len(self._refused) > self.max_refused:
+            seen = sum(header.conversations for header in self.headers.values())
+            names = named([record.id for record in self._refused])
+            raise UserError(
+                f"{len(self._refused)} of the first {seen} {self.description} are refused by the target's chat "
+                f"template ({names}), and data.source.max_malformed is {self.max_refused}: mend them or raise it; the "
+                f"first: {self._refused[0].refused}"
+            )
 
     def _answer(self, shard: Shard, first: int, conversations: Sequence[Conversation]) -> Header:
         dialogues = [

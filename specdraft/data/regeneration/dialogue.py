@@ -10,7 +10,7 @@ import hashlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specdraft.data.chat import Example, opening_ids, prompt_ids
+from specdraft.data.chat import Example, RefusedError, answer_in_words, opening_ids, prompt_ids
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.data.source import Conversation, Message
 
@@ -24,13 +24,15 @@ class Record(NamedTuple):
     """What became of a conversation.
 
     ``examples``: token ids with the (start, end) of each answer in them. ``shortened``: whether a turn after the first
-    had no room, which ended it. ``unfinished``: answers that max_new_tokens cut.
+    had no room, which ended it. ``unfinished``: answers that max_new_tokens cut. ``refused``: why the chat template
+    did not take the conversation, which ended it as well; empty if it did.
     """
 
     id: str
     examples: list[tuple[Ids, list[Span]]]
     shortened: bool
     unfinished: int
+    refused: str = ""
 
     @property
     def answers(self) -> list[Ids]:
@@ -58,17 +60,23 @@ class Dialogue:
         self._examples: list[tuple[Ids, list[Span]]] = []
         self._shortened = False
         self._unfinished = 0
+        self._refused = ""
 
     def request(self) -> Request | None:
-        """The next turn to answer; None at the conversation's end, and where a turn has no room."""
+        """The next turn to answer; None at the conversation's end, and where a turn has no room or is refused."""
         while self._rest and not _is_asked(self._rest):
             self._said.append(self._rest.popleft())
         if not self._rest:
             return None
-        if self._said:
-            self._prompt = prompt_ids(self.target.tokenizer, self._said, self.conversation.tools)
-        else:
-            self._prompt = opening_ids(self.target.tokenizer, self.conversation)
+        try:
+            if self._said:
+                self._prompt = prompt_ids(self.target.tokenizer, self._said, self.conversation.tools)
+            else:
+                self._prompt = opening_ids(self.target.tokenizer, self.conversation)
+        except RefusedError as error:
+            self._refused = str(error)
+            self._rest.clear()
+            return None
         if len(self._prompt) + self.settings.max_new_tokens > self.room:
             self._end_early()
             return None
@@ -93,7 +101,7 @@ class Dialogue:
 
     def record(self) -> Record:
         """What became of the conversation."""
-        return Record(self.conversation.id, self._examples, self._shortened, self._unfinished)
+        return Record(self.conversation.id, self._examples, self._shortened, self._unfinished, self._refused)
 
     def _end_early(self) -> None:
         self._rest.clear()
@@ -128,10 +136,9 @@ def _is_asked(rest: deque[Message]) -> bool:
 
 
 def _reply(target: "Target", answer: Ids) -> dict[str, Any]:
-    """The answer in words, as engines hand it out: without its end mark and other special tokens."""
+    """The answer in words, without its end mark."""
     ids = answer[:-1] if answer[-1] in target.eos_token_ids else answer
-    words = target.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return {"role": "assistant", "content": words}
+    return {"role": "assistant", "content": answer_in_words(target.tokenizer, ids)}
 
 
 def _mask(length: int, spans: list[Span]) -> list[bool]:

@@ -26,7 +26,7 @@ class Header:
     """The first line of a shard. ``turns`` and ``tokens`` count the answers; ``checksum`` is of all other lines.
 
     ``left_out`` conversations had no room for any answer, ``shortened`` ones not for all of them, and ``unfinished``
-    answers were cut.
+    answers were cut. ``refused`` ones are those that the chat template did not take.
     """
 
     engine: str
@@ -36,6 +36,7 @@ class Header:
     left_out: int
     shortened: int
     unfinished: int
+    refused: int
     checksum: str
 
 
@@ -44,7 +45,8 @@ class Shard:
 
     def __init__(self, folder: Path, first: int, conversations: Sequence[Conversation]) -> None:
         """``first`` is the place of the first conversation among all."""
-        said = [[c.id, c.prompt_messages, c.tools, None if c.prompt_messages else c.response] for c in conversations]
+        # What they say, never where they stand: a file that was moved is not answered again.
+        said = [[c.prompt_messages, c.tools, None if c.prompt_messages else c.response] for c in conversations]
         decisive = json.dumps([first, said], sort_keys=True, default=str)
         self.name = hashlib.sha256(decisive.encode()).hexdigest()[:24]
         self.path = folder / f"{self.name}.jsonl"
@@ -71,9 +73,10 @@ class Shard:
             conversations=len(records),
             turns=len(answers),
             tokens=sum(map(len, answers)),
-            left_out=sum(not record.examples for record in records),
+            left_out=sum(not (record.examples or record.refused) for record in records),
             shortened=sum(record.shortened for record in records),
             unfinished=sum(record.unfinished for record in records),
+            refused=sum(bool(record.refused) for record in records),
             checksum=_checksum(body),
         )
         for abandoned in self.path.parent.glob(f".{self.path.name}.*.tmp"):  # of a process that was killed here

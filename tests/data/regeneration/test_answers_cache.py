@@ -1,5 +1,6 @@
 """Shards, journal, manifest: nothing is answered twice, and a killed process leaves what another can go on with."""
 
+import copy
 import json
 import multiprocessing
 import os
@@ -17,12 +18,13 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from specdraft.data.regeneration import RegenerationSettings, cache, regenerate, regenerated_examples
+from specdraft.data.regeneration import RegenerationSettings, cache, regenerate
 from specdraft.data.source import Conversation
 from specdraft.errors import UserError
 from specdraft.targets import Target
 
 SETTINGS = RegenerationSettings(temperatures=(0.0, 1.0), max_new_tokens=8, seed=5)
+TEMPLATES = Path(__file__).parents[1] / "templates"
 FORK = multiprocessing.get_context("fork")
 
 
@@ -32,9 +34,15 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    target: Target, conversations: Any, folder: Path, engine: Any, settings: Any = SETTINGS, room: int = 256
+    target: Target,
+    conversations: Any,
+    folder: Path,
+    engine: Any,
+    settings: Any = SETTINGS,
+    room: int = 256,
+    max_refused: int = 0,
 ) -> Any:
-    return regenerate(target, conversations, settings, folder, room, "train conversations", engine)
+    return regenerate(target, conversations, settings, folder, room, "train conversations", engine, max_refused)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -93,10 +101,42 @@ def test_what_has_no_room_is_counted_or_refused(target: Target, talks: Any, engi
     long = Conversation("long", "c", ({"role": "user", "content": "add left " * 300},))
     done = run(target, [*talks(3), long], tmp_path, engine)
     assert done.counts.left_out == 1 and done.counts.conversations == 4
-    examples, counts = regenerated_examples(target, talks(3), SETTINGS, tmp_path, 256, "train conversations", engine)
-    assert counts.left_out == 0 and isinstance(examples, Iterator) and len(list(examples)) >= 3
+    done = run(target, talks(3), tmp_path, engine)
+    assert done.counts.left_out == 0 and isinstance(done.examples(), Iterator) and len(list(done.examples())) >= 3
     with pytest.raises(UserError, match="none of the 1 train conversations fits 256 tokens with 8 of them"):
         run(target, [long], tmp_path, engine)
+
+
+def test_what_the_template_refuses_is_counted_up_to_a_limit(
+    target: Target, talks: Any, engine: Any, tmp_path: Path
+) -> None:
+    """Some templates want users and assistants in turns; shared conversations often break off and go on."""
+    strict = copy.copy(target)
+    strict.tokenizer = copy.deepcopy(target.tokenizer)
+    strict.tokenizer.chat_template = (TEMPLATES / "mistral.jinja").read_text()
+    ask, reply = {"role": "user", "content": "add left"}, {"role": "assistant", "content": "total"}
+    at_once = Conversation("at once", "c", (ask, ask))
+    later = Conversation("later", "c", (ask, reply, ask, ask))
+    asked = [*talks(3), at_once, later, *talks(9)]
+    with pytest.raises(UserError, match=r"2 of the first 8 train conversations are refused .* \(at once, later\), "):
+        run(strict, asked, tmp_path, engine)
+    with pytest.raises(UserError, match=r"max_malformed is 1: mend them or raise it; the first: .* roles user, user"):
+        run(strict, asked, tmp_path, engine, max_refused=1)
+    before = len(engine.asked)
+    done = run(strict, asked, tmp_path, engine, max_refused=2)
+    assert (done.counts.refused, done.counts.left_out, done.counts.conversations) == (2, 0, 14)
+    assert [record.id for record in done.refusals()] == ["at once", "later"]
+    assert [len(record.answers) for record in done.refusals()] == [0, 1]
+    assert len(engine.asked) - before == 12  # of the second shard alone: the first one stayed
+    with pytest.raises(UserError, match="1 of the first 1 train conversations"):
+        run(strict, [at_once], tmp_path, engine)
+
+
+def test_a_file_that_moves_is_not_answered_again(target: Target, talks: Any, engine: Any, tmp_path: Path) -> None:
+    run(target, talks(9), tmp_path, engine)
+    engine.asked.clear()
+    run(target, [replace(each, id=f"elsewhere/{each.id}") for each in talks(9)], tmp_path, engine)
+    assert not engine.asked
 
 
 @pytest.mark.parametrize("torn", [b"", b"[0,3,[1,", b"[0,3,[1,2]]", b"\0\0\0\n"])
