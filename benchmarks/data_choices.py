@@ -11,6 +11,7 @@ decodes the same held-out prompts; differences come with intervals of a bootstra
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,7 @@ def train(choice: str, steps: int, directory: Path) -> Path:
     run = directory / f"{choice}-{steps}"
     finished = run / "finished"  # a head lies there from the first measurement on
     if not finished.is_file():
+        shutil.rmtree(run, ignore_errors=True)
         if choice.startswith("store-"):
             dtype = choice.removeprefix("store-")
             store = [sys.executable, "-m", "specdraft.data.store", f"data.store={directory / choice}", f"dtype={dtype}"]

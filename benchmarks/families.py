@@ -9,6 +9,7 @@ tokens that the rule accepts is compared with what theory says of it, the mean o
 """
 
 import argparse
+import shutil
 import statistics
 import subprocess
 import sys
@@ -66,6 +67,7 @@ def train(name: str, steps: int, directory: Path) -> Path:
     """Train a family, or keep what an earlier run with as many steps left."""
     run = directory / f"{name}-{steps}"
     if not (run / "drafter" / "config.json").is_file():
+        shutil.rmtree(run, ignore_errors=True)
         command = [sys.executable, "train.py", f"model={name}", f"trainer.max_steps={steps}", "evaluate=false"]
         options = [f"live.every_n_steps={steps // 2}", f"trainer.val_check_interval={steps // 2}", "export=null"]
         subprocess.run([*command, *options, f"hydra.run.dir={run}"], cwd=ROOT, check=True)

@@ -8,6 +8,7 @@ anything differs.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -72,6 +73,7 @@ def trained(model: str, work: Path) -> Path:
         return find(run)
     except UserError:
         print(f"training a short {model}, see {log}", flush=True)
+        shutil.rmtree(run, ignore_errors=True)
         command = [sys.executable, "train.py", f"model={model}", *TRAINING, *MODELS[model], f"hydra.run.dir={run}"]
         with log.open("w") as output:
             done = subprocess.run(

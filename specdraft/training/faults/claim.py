@@ -1,4 +1,4 @@
-"""One run writes into a directory at a time."""
+"""A directory is one run's: no other writes there, neither meanwhile nor afterwards."""
 
 import fcntl
 import os
@@ -8,11 +8,13 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_only
 
 from specdraft.errors import UserError
+from specdraft.training.checkpoints.resume import CHECKPOINTS
 
 
 @rank_zero_only
 def claim(directory: Path) -> None:
-    """Make ``directory`` the first rank's own until it ends, however it ends. Raises UserError if it is another's.
+    """Make ``directory`` the first rank's own until it ends, however it ends. Raises UserError if it is another's, or
+    holds what an earlier run has trained.
 
     A lock on a file does that: of a process, not of its children, and the kernel lets it go.
     """
@@ -26,5 +28,10 @@ def claim(directory: Path) -> None:
             f"another run writes into {directory} (process {owner}): wait for it, stop it, or choose another "
             "hydra.run.dir"
         ) from error
+    if (directory / "drafter").exists() or any((directory / CHECKPOINTS).glob("*.ckpt")):
+        os.close(place)
+        raise UserError(
+            f"{directory} holds a run: choose another hydra.run.dir; resume={directory} continues it in a new one"
+        )
     os.truncate(place, 0)
     os.write(place, f"{os.getpid()} on {platform.node()}\n".encode())

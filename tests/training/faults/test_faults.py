@@ -115,3 +115,13 @@ def test_a_directory_belongs_to_one_process_until_it_ends(tmp_path):
     holder.kill(0, signal.SIGKILL)
     assert holder.end(0) == -signal.SIGKILL
     claim(tmp_path)
+
+
+@pytest.mark.parametrize("trained", ["drafter/config.json", "checkpoints/step-000003.ckpt"])
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path, trained):
+    claim(tmp_path)
+    claim(tmp_path)  # a run that ended before it had trained anything is begun again
+    (tmp_path / trained).parent.mkdir()
+    (tmp_path / trained).touch()
+    with pytest.raises(UserError, match=rf"{tmp_path} holds a run: choose another .* resume={tmp_path} continues it"):
+        claim(tmp_path)
