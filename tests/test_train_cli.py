@@ -344,13 +344,18 @@ def test_two_ranks_equal_one(train, arguments, tmp_path):
         assert theirs == pytest.approx(ours, rel=1e-4), name
 
 
-def test_resuming_a_finished_run_keeps_its_head(train, arguments, tmp_path):
+def test_a_finished_run_is_not_resumed(train, arguments, tmp_path):
     first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
     assert train(*arguments, "evaluate=false", "export=null", f"hydra.run.dir={first}")[0] == 0
-    time.sleep(0.01)
-    assert train(*arguments, "evaluate=false", "export=null", f"hydra.run.dir={second}", f"resume={first}")[0] == 0
-    weights = [(run / "drafter" / "model.safetensors").read_bytes() for run in (first, second)]
-    assert weights[0] == weights[1]
+    last = first / "checkpoints" / "step-000004.ckpt"
+    for resume in ("auto", first):
+        status, out, err = train(*arguments, f"hydra.run.dir={second}", f"resume={resume}")
+        assert status == 2 and not out
+        assert err == (
+            f"error: the checkpoint {last} has 4 steps and trainer.max_steps is 4: "
+            "raise trainer.max_steps to train on\n"
+        )
+    assert not (second / "drafter").exists()
 
 
 @pytest.mark.parametrize(

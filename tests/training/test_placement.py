@@ -64,6 +64,7 @@ def test_optimizers(target):
 def test_sizes_are_explained(target, tmp_path):
     drafter = Medusa.for_target(target, num_heads=2)
     save_drafter(drafter, tmp_path / "drafter", target.identity)
+    assert explain_sizes(tmp_path, drafter).endswith("nothing of the target")
     (tmp_path / "checkpoints" / "last.ckpt").mkdir(parents=True)
     (tmp_path / "checkpoints" / "last.ckpt" / "part.pt").write_bytes(b"1" * 120_000)
     parameters = 2 * (32 * 32 + 32 + 64 * 32)

@@ -3,6 +3,7 @@
 import os
 import zipfile
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -45,6 +46,23 @@ def is_whole(path: Path) -> bool:
             return file.testzip() is None
     except (zipfile.BadZipFile, OSError, ValueError):
         return False
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """Optimizer steps done when ``checkpoint`` was written. Raises UserError."""
+    try:
+        return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+    except UnpicklingError as error:
+        raise UserError(
+            f"{checkpoint} is damaged, or holds more than tensors and settings and is not read, because a pickle can "
+            "run code: expected a checkpoint of your own; resume another, or start anew without resume="
+        ) from error
+    except Exception as error:  # torch has many kinds for a file that is cut short or something else
+        reason = " ".join(str(error).split())[:150] or type(error).__name__
+        raise UserError(
+            f"cannot resume from {checkpoint} ({reason}): expected a whole checkpoint of train.py; name another with "
+            "resume=PATH, or start anew without"
+        ) from error
 
 
 def _causes(error: BaseException | None) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from specdraft.errors import UserError
-from specdraft.training.checkpoints.file import is_whole
+from specdraft.training.checkpoints.file import checkpoint_step, is_whole
 
 CHECKPOINTS = "checkpoints"  # of a run directory
 LAST = "last.ckpt"  # a link to the newest
@@ -43,6 +43,16 @@ def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -
     if given.name != LAST:
         return given.resolve()
     return _newest_whole(_of_run(given.parent), note) or given.resolve()  # whose reading says what is wrong with it
+
+
+def check_unfinished(checkpoint: Path, max_steps: int) -> None:
+    """Raises UserError if there is nothing left to train: the run would have a head, and no checkpoint or curve."""
+    step = checkpoint_step(checkpoint)
+    if step >= max_steps:
+        raise UserError(
+            f"the checkpoint {checkpoint} has {step} steps and trainer.max_steps is {max_steps}: "
+            "raise trainer.max_steps to train on"
+        )
 
 
 def _auto(family: Path, note: Callable[[str], None]) -> Path | None:

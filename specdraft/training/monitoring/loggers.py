@@ -5,16 +5,15 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from specdraft.entry import build
 from specdraft.errors import UserError
+from specdraft.training.checkpoints.file import checkpoint_step
 
 INIT_SECONDS, FINISH_SECONDS = 20.0, 60.0  # until W&B's server must have answered, and what is left have arrived
 _RUN_ID = "wandb-run-id"  # in the run directory
@@ -111,23 +110,6 @@ def where(logger: Logger) -> Path:
     if isinstance(logger, CSVLogger):
         return Path(logger.log_dir) / "metrics.csv"
     return Path(str(logger.save_dir)) / "wandb" if isinstance(logger, WandbLogger) else Path(str(logger.log_dir))
-
-
-def checkpoint_step(checkpoint: Path) -> int:
-    """Optimizer steps done when ``checkpoint`` was written. Raises UserError."""
-    try:
-        return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
-    except UnpicklingError as error:
-        raise UserError(
-            f"{checkpoint} is damaged, or holds more than tensors and settings and is not read, because a pickle can "
-            "run code: expected a checkpoint of your own; resume another, or start anew without resume="
-        ) from error
-    except Exception as error:  # torch has many kinds for a file that is cut short or something else
-        reason = " ".join(str(error).split())[:150] or type(error).__name__
-        raise UserError(
-            f"cannot resume from {checkpoint} ({reason}): expected a whole checkpoint of train.py; name another with "
-            "resume=PATH, or start anew without"
-        ) from error
 
 
 def _csv_rows(earlier: Path, step: int) -> list[dict[str, str]]:

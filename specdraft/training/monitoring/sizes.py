@@ -6,14 +6,14 @@ from specdraft.drafters.base import Drafter
 
 
 def explain_sizes(directory: Path, drafter: Drafter) -> str:
-    """One line about ``drafter/`` and ``checkpoints/last.ckpt`` of a run directory."""
+    """One line about ``drafter/`` and ``checkpoints/last.ckpt``, if that is there, of a run directory."""
     parameters = sum(parameter.numel() for parameter in drafter.parameters())
     trained = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
-    head, last = _bytes(directory / "drafter"), _bytes(directory / "checkpoints" / "last.ckpt")
-    return (
-        f"{_megabytes(head)}: {parameters:,} parameters x 4 bytes, nothing of the target; "
-        f"last.ckpt {_megabytes(last)}: with the optimizer's states of {trained:,} trained ones"
-    )
+    line = f"{_megabytes(_bytes(directory / 'drafter'))}: {parameters:,} parameters x 4 bytes, nothing of the target"
+    last = directory / "checkpoints" / "last.ckpt"
+    if not last.exists():
+        return line
+    return f"{line}; last.ckpt {_megabytes(_bytes(last))}: with the optimizer's states of {trained:,} trained ones"
 
 
 def _bytes(path: Path) -> int:
