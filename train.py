@@ -29,7 +29,7 @@ def main(config: DictConfig) -> None:
     from specdraft.training.monitoring.quiet import quiet
     from specdraft.training.monitoring.sizes import explain_sizes
     from specdraft.training.planning.plan import find_architecture, make_plan
-    from specdraft.training.preflight import check_before_work, check_sweep, engine_config
+    from specdraft.training.preflight import check_before_work, check_devices, check_sweep, engine_config
     from specdraft.training.strategies import claim_gpu
 
     hydra = HydraConfig.get()
@@ -40,6 +40,7 @@ def main(config: DictConfig) -> None:
         print("\n".join(make_plan(config, *find_architecture(config)).lines()))
         return
     check_sweep(config.trainer, hydra.mode is RunMode.MULTIRUN)
+    check_devices(config.trainer)
     claim_gpu(config.trainer)
     check_before_work(config, directory)
     claim(directory)

@@ -370,6 +370,7 @@ def test_a_finished_run_is_not_resumed(train, arguments, tmp_path):
         (["export=tensorrt"], "export=tensorrt is unknown: expected sglang, tensorrt_llm, transformers, vllm"),
         (["resume=/nonexistent"], "does not exist"),
         (["strategy=single", "trainer.devices=2"], "strategy=single trains on one device"),
+        (["trainer.precision=fp8"], "trainer.precision is fp8: expected auto"),
         (["hydra.run.dir={file}/run"], "cannot"),
     ],
 )

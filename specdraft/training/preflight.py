@@ -13,7 +13,13 @@ from specdraft.errors import UserError
 from specdraft.files import make_directory
 from specdraft.training.planning.blueprint import target_config
 from specdraft.training.planning.plan import Plan, make_plan
-from specdraft.training.strategies import uses_gpus, world_size
+from specdraft.training.strategies import device_numbers, uses_gpus, world_size
+
+# Lightning's own list has no public name.
+PRECISIONS = (
+    *("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"),
+    *("32", "bf16", "16", "64", "transformer-engine", "transformer-engine-float16"),
+)
 
 
 def check_settings(config: DictConfig) -> None:
@@ -50,6 +56,29 @@ def check_sweep(trainer: Mapping[str, Any], multirun: bool) -> None:
         raise UserError(
             f"a sweep (-m) trains on one device at a time, and trainer.devices={trainer['devices']} makes {devices}: "
             "set trainer.devices=1, or start the trainings one by one without -m"
+        )
+
+
+def check_devices(trainer: Mapping[str, Any]) -> None:
+    """Raises UserError for devices that this machine has not, and for a precision that nobody knows."""
+    accelerator, devices, precision = trainer["accelerator"], trainer["devices"], trainer["precision"]
+    if accelerator not in ("auto", "cpu", "gpu", "cuda"):
+        raise UserError(f"trainer.accelerator is {accelerator}: expected auto, cpu or gpu")
+    if accelerator in ("gpu", "cuda") and not uses_gpus(accelerator):
+        raise UserError(
+            f"trainer.accelerator is {accelerator}, and torch finds no GPU here: expected one; choose trainer=cpu, or "
+            "a machine with a GPU"
+        )
+    if world_size(trainer) < 1:
+        raise UserError(f"trainer.devices is {devices} on {trainer['num_nodes']} nodes: expected at least one of each")
+    if uses_gpus(accelerator):
+        numbers = device_numbers(devices) or [world_size({**trainer, "num_nodes": 1}) - 1]
+        there = torch.cuda.device_count()
+        if max(numbers) >= there:
+            raise UserError(f"trainer.devices is {devices}, and there are {there} GPUs: ask for no more, or for auto")
+    if precision != "auto" and str(precision) not in PRECISIONS:
+        raise UserError(
+            f"trainer.precision is {precision}: expected auto, {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
         )
 
 

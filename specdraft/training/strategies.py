@@ -148,11 +148,11 @@ def claim_gpu(trainer: Mapping[str, Any]) -> None:
     """Make this process's own GPU the current one, so that not every rank loads the target onto the first."""
     if uses_gpus(trainer["accelerator"]):
         rank = int(os.environ.get("LOCAL_RANK", 0))
-        listed = _listed(trainer["devices"])
+        listed = device_numbers(trainer["devices"])
         torch.cuda.set_device(rank if listed is None else listed[rank])
 
 
-def _listed(devices: int | str | Sequence[int]) -> list[int] | None:
+def device_numbers(devices: int | str | Sequence[int]) -> list[int] | None:
     """The device numbers where they are listed ("0,2" or [0, 2]), else None (a count, "auto" or -1)."""
     if isinstance(devices, str) and "," in devices:
         return [int(part) for part in devices.split(",") if part.strip()]
@@ -160,7 +160,7 @@ def _listed(devices: int | str | Sequence[int]) -> list[int] | None:
 
 
 def _count(devices: int | str | Sequence[int], default: int) -> int:
-    listed = _listed(devices)
+    listed = device_numbers(devices)
     if listed is not None:
         return len(listed)
     if str(devices) in ("auto", "-1"):

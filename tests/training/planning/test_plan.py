@@ -3,9 +3,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
+from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from omegaconf import OmegaConf
 
 from specdraft.errors import UserError
@@ -173,6 +176,36 @@ def test_zero_stages_shard_what_they_say():
 def test_settings_are_checked_first(composed, override, sentence):
     with pytest.raises(UserError, match=sentence):
         preflight.check_settings(composed(override))
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("accelerator=tpu", "trainer.accelerator is tpu: expected auto, cpu or gpu"),
+        ("accelerator=gpu", "trainer.accelerator is gpu, and torch finds no GPU here"),
+        ("devices=0", "trainer.devices is 0 on 1 nodes: expected at least one of each"),
+        ("precision=fp8", "trainer.precision is fp8: expected auto, 32-true, bf16-mixed"),
+    ],
+)
+def test_devices_and_precision_are_checked_first(composed, override, sentence, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=sentence):
+        preflight.check_devices(composed(f"trainer.{override}").trainer)
+
+
+def test_no_more_gpus_than_there_are(composed, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for devices in ("auto", "2", "[0,1]", "-1"):
+        preflight.check_devices(composed(f"trainer.devices={devices}", "trainer.num_nodes=4").trainer)
+    for devices in ("3", "[1,2]"):
+        with pytest.raises(UserError, match=r"trainer.devices is .*, and there are 2 GPUs"):
+            preflight.check_devices(composed(f"trainer.devices={devices}").trainer)
+
+
+def test_precisions_are_lightnings():
+    spelt = {str(value) for kind in get_args(_PRECISION_INPUT) for value in get_args(kind)}
+    assert set(preflight.PRECISIONS) == spelt
 
 
 def test_memory_is_checked_before_any_work(composed, monkeypatch, tmp_path):
