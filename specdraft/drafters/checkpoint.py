@@ -68,9 +68,11 @@ def find(path: str | Path) -> Path:
     for candidate in (Path(path), Path(path) / "drafter"):
         if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():
             return candidate
+    run = next((each for each in Path(path).parents[:2] if (each / "drafter" / CONFIG).is_file()), None)
+    inside = f"; {run} is one" if run is not None and Path(path).exists() else ""  # RUN/checkpoints/best.ckpt
     raise UserError(
         f"there is no drafter checkpoint at {path}: expected a directory with {CONFIG} and {WEIGHTS}, "
-        "or a run directory that holds one as drafter/"
+        f"or a run directory that holds one as drafter/{inside}"
     )
 
 
@@ -78,6 +80,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """The checkpoint's configuration. Raises UserError if there is none or it lacks a part."""
     directory = find(path)
     config = read_json(member(directory, CONFIG))
+    if isinstance(config, dict) and "architectures" in config:
+        raise UserError(
+            f"{directory} is a model for an engine, by the architectures of its {CONFIG}: expected a drafter; give the "
+            "run that it was exported from, or import an EAGLE-3 head with python -m specdraft.export.importing"
+        )
     if not _is_whole(config):
         raise UserError(
             f"{directory / CONFIG} is not a drafter's configuration: expected the keys drafter, target and extra as "

@@ -49,6 +49,21 @@ def test_missing(tmp_path):
         load_drafter(tmp_path / "nowhere")
 
 
+def test_an_export_is_told_from_a_damaged_checkpoint(saved):
+    _, directory = saved
+    (directory / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    with pytest.raises(UserError, match=r"is a model for an engine, .* python -m specdraft.export.importing"):
+        load_drafter(directory)
+
+
+def test_a_file_of_a_run_leads_to_the_run(saved):
+    run = saved[1].parent
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "best.ckpt").touch()
+    with pytest.raises(UserError, match=rf"no drafter checkpoint at .*best.ckpt: .* as drafter/; {run} is one"):
+        find(run / "checkpoints" / "best.ckpt")
+
+
 def test_damaged_weights(saved):
     _, directory = saved
     weights = directory / "model.safetensors"
