@@ -44,6 +44,7 @@ def main(config: DictConfig) -> None:
     claim_gpu(config.trainer)
     check_before_work(config, directory)
     claim(directory)
+    data = build(config.data)
     engine = build(engine_config(CONF, config.export)) if config.export else None
     resume = find_resume(config.resume, Path(config.run_family), print)
     if resume is not None:
@@ -53,7 +54,6 @@ def main(config: DictConfig) -> None:
     loggers = build_loggers(config, directory, resume)
     generator = build(config.generator)
     target = build(config.target)
-    data = build(config.data)
     data.prepare(target, generator)
 
     def servable(drafter: Drafter) -> None:

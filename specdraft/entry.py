@@ -3,7 +3,6 @@
 import functools
 import importlib
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -12,17 +11,12 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    InstantiationException,
-    MissingConfigException,
-)
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from specdraft.errors import UserError
+from specdraft.explanation import explain
 from specdraft.redaction import literal_secrets, redact_text
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
@@ -91,27 +85,6 @@ def _reported(function: Callable[..., None]) -> Callable[..., None]:
             sys.exit(2)
 
     return wrapped
-
-
-def explain(error: BaseException) -> str | None:
-    """The sentence for a foreseeable error, else None."""
-    message = " ".join(str(error).split())
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, ConfigCompositionException) and "Could not override" in message:
-        key = message.split("'")[1] if "'" in message else message
-        return f"unknown config key {key!r}: the config has no such key; --help and --cfg job show what there is"
-    option = re.search(r"Could not find '(.+)/(.+?)' Available options in '.+?': (.+?) Config search", message)
-    if isinstance(error, MissingConfigException) and option:
-        group, name, options = option.groups()
-        return f"unknown {group} {name!r}: expected one of {options.replace(' ', ', ')}"
-    if isinstance(error, InstantiationException):
-        return str(error.__cause__) if isinstance(error.__cause__, UserError) else f"bad configuration: {message}"
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        return f"bad configuration: {message}"
-    if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno is not None:
-        return f"cannot use {error.filename} ({error.strerror}): choose another path or change its permissions"
-    return None
 
 
 def build(config: Any, *args: Any, **kwargs: Any) -> Any:

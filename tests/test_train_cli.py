@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.data import stdlib
 from specdraft.embedded.tokenizer import train_tokenizer
+from specdraft.targets import Target
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -370,6 +371,18 @@ def test_a_finished_run_is_not_resumed(train, arguments, tmp_path):
         (["export=tensorrt"], "export=tensorrt is unknown: expected sglang, tensorrt_llm, transformers, vllm"),
         (["resume=/nonexistent"], "does not exist"),
         (["strategy=single", "trainer.devices=2"], "strategy=single trains on one device"),
+        (["modle=eagle3"], "unknown config key 'modle': did you mean model? --help and"),
+        (["model.drafter.tttsteps=3"], "did you mean model.drafter.ttt_steps? --help"),
+        (
+            ["model.drafter._target_=gruhead.Gru.for_target"],
+            "(No module named 'gruhead'): expected a class or function",
+        ),
+        (["model.drafter._target_=gruhead.Gru.for_target"], "if it is of your own, add imports=[gruhead]"),
+        (
+            ["model.drafter._target_=specdraft.drafters.eagle.Egle"],
+            "expected a class or function of an importable module; correct",
+        ),
+        (["trainer.max_steps=3,4"], "add -m to run with each of them, or write trainer.max_steps=[3,4] for a list"),
         (["trainer.precision=fp8"], "trainer.precision is fp8: expected auto"),
         (["hydra.run.dir={file}/run"], "cannot"),
     ],
@@ -381,6 +394,13 @@ def test_bad_input_is_one_sentence(train, arguments, tmp_path, overrides, senten
     assert status == 2
     lines = [line for line in err.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith("error: ") and sentence in lines[0]
+
+
+def test_a_file_that_is_not_given_is_missed_before_the_target_is_loaded(train, arguments, monkeypatch):
+    monkeypatch.setattr(Target, "load", lambda *_args, **_kwargs: pytest.fail("loaded"))
+    kept = [argument for argument in arguments if not argument.startswith("+data.source.root")]
+    status, _, err = train(*kept, "data=messages")
+    assert (status, err) == (2, "error: data.path is missing: expected data.path=VALUE on the command line\n")
 
 
 def test_the_real_target_fails_early_without_a_hub(train, monkeypatch, tmp_path):
