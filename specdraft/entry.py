@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import select
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from specdraft.explanation import explain
 from specdraft.redaction import literal_secrets, redact_text
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
+UNREAD = 141  # and of a program whose output nobody reads any more, as with "| head"
 
 
 def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -74,6 +76,12 @@ def _reported(function: Callable[..., None]) -> Callable[..., None]:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
         try:
             function(*args)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if not _unread(sys.stdout.fileno()):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes as it ends
+            sys.exit(UNREAD)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             sys.exit(INTERRUPTED)
@@ -85,6 +93,13 @@ def _reported(function: Callable[..., None]) -> Callable[..., None]:
             sys.exit(2)
 
     return wrapped
+
+
+def _unread(pipe: int) -> bool:
+    """Whether its reader is gone: a connection may break as well, and that is not to be passed over."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def build(config: Any, *args: Any, **kwargs: Any) -> Any:
