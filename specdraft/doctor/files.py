@@ -43,13 +43,21 @@ def _identity(patient: Patient) -> Finding:
 
 def _template(patient: Patient, served: str | None) -> Finding:
     trained = patient.recorded.get("extra", {}).get("target", {}).get("chat_template_hash")
+    if trained is None and served is None:
+        return Finding(
+            "chat template",
+            Level.NOTE,
+            "the tokenizer has none, so that prompts are plain text: expected one if conversations will be served; add "
+            "a chat_template.jinja to the target's directory, or give documents' beginnings with traffic=",
+        )
     if trained is None:
         return Finding("chat template", Level.NOTE, "not recorded with these files; compare it with the training's")
     if trained != served:
+        serving = f"the template {served}" if served else "no template"
         return Finding(
             "chat template",
             Level.FAULT,
-            f"served with the template {served}, trained with {trained}: expected the same, because the drafter knows "
+            f"served with {serving}, trained with {trained}: expected the same, because the drafter knows "
             "the text around the answers too; serve with the training's tokenizer, or train with this template",
         )
     return Finding("chat template", Level.OK, f"{served}, as in training")

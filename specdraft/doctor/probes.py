@@ -54,13 +54,26 @@ def examine_by_computing(
     patient: Patient, serving: Serving, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> Iterator[Finding]:
     """A finding per check that applies to this kind of drafter. Raises UserError if no prompt fits the context."""
+    if not patient.target.tokenizer.chat_template and (
+        serving.system_prompt or any(len(prompt.opening) > 1 for prompt in prompts)
+    ):
+        yield Finding(
+            "prompts",
+            Level.FAULT,
+            "they are conversations, and the target's tokenizer has no chat template: expected one to write them "
+            "with; add a chat_template.jinja to the target's directory",
+        )
+        return
     answers = Answers.of(patient, _ids(patient, prompts, None, max_new_tokens), max_new_tokens)
     drafter = patient.drafter
     if isinstance(drafter, Eagle3):
         with _unrolled(drafter):
-            own = acceptance(patient, answers)
+            own, second = acceptance(patient, answers), acceptance(patient, answers, step=1)
+            if unjudged := _unjudged("answers", answers, torch.cat([own, second], dim=1)):
+                yield unjudged
+                return
             yield _layers(drafter, patient, answers, own)
-            yield _norm(drafter, patient, answers)
+            yield _norm(drafter, patient, answers, second)
             yield _rounding(drafter, patient, answers, own, serving)
             if serving.system_prompt:
                 with_system = _ids(patient, prompts, serving.system_prompt, max_new_tokens)
@@ -119,6 +132,26 @@ def _unrolled(head: Eagle3, steps: int = 2) -> Iterator[None]:
         head.ttt_steps = before
 
 
+def _unjudged(check: str, answers: Answers, sums: Tensor) -> Finding | None:
+    """The finding that there is nothing to judge by, if so. ``sums``: of the steps, ``[P, 2 * steps]``."""
+    total = sums.sum(0).unflatten(0, (-1, 2))
+    if bool((total[:, 1] == 0).any()):
+        return Finding(
+            check,
+            Level.NOTE,
+            f"the target said too little to judge by, {len(answers.tokens)} tokens to {len(answers.batches)} prompts: "
+            "give traffic=... with prompts that it answers at length, or a larger max_new_tokens",
+        )
+    if not bool(total.isfinite().all()):
+        return Finding(
+            check,
+            Level.FAULT,
+            "the head's predictions are not finite, so that nothing can be judged by them: expected finite hidden "
+            "states and weights; give target.dtype=float32, or take the head from a sound checkpoint",
+        )
+    return None
+
+
 def _layers(head: Eagle3, patient: Patient, answers: Answers, own: Tensor) -> Finding:
     last = patient.target.num_layers
     neighbours = [[k + d for k in head.layers] for d in (-1, 1)]
@@ -137,8 +170,7 @@ def _layers(head: Eagle3, patient: Patient, answers: Answers, own: Tensor) -> Fi
     return Finding("layers", Level.OK, f"expected acceptance {_mean(own)}; by one layer off {beside}")
 
 
-def _norm(head: Eagle3, patient: Patient, answers: Answers) -> Finding:
-    own = acceptance(patient, answers, step=1)
+def _norm(head: Eagle3, patient: Patient, answers: Answers, own: Tensor) -> Finding:
     head.norm_output = not head.norm_output
     try:
         other = acceptance(patient, answers, step=1)
@@ -177,6 +209,8 @@ def _rounding(head: Eagle3, patient: Patient, answers: Answers, own: Tensor, ser
 
 def _system_prompt(patient: Patient, answers: Answers, own: Tensor) -> Finding:
     found = acceptance(patient, answers)
+    if unjudged := _unjudged("system prompt", answers, found):
+        return unjudged
     if mean(found.sum(0)) < mean(own.sum(0)) * _WORSE:
         return Finding(
             "system prompt",

@@ -193,6 +193,42 @@ def test_traffic_outside_the_draft_vocabulary_and_under_another_system_prompt(ta
     assert {"draft vocabulary", "system prompt"} <= {finding.check for finding in findings}
 
 
+@pytest.fixture
+def plain(target, monkeypatch) -> Target:
+    """The target, its tokenizer's chat template lost."""
+    monkeypatch.setattr(target.tokenizer, "chat_template", None)
+    return target
+
+
+def test_no_chat_template(plain, prompts, run, found):
+    levels = found()
+    assert levels["chat template"] is Level.NOTE and "layers" in levels  # lone texts need none
+    assert "chat template" in faults({f.check: f.level for f in examine(Patient.load(run, plain), prompts)})
+
+
+def test_conversations_without_a_chat_template(plain, prompts, run, found):
+    assert faults(found(system_prompt="be brief")) == {"prompts"}
+    chat = [Prompt("0", "chat", ({"role": "system", "content": "be brief"}, *prompts[0].opening))]
+    assert "prompts" in faults({f.check: f.level for f in examine(Patient.load(run, plain), chat)})
+
+
+def test_a_target_that_says_too_little(target, prompts, run, monkeypatch):
+    monkeypatch.setattr(Target, "eos_token_ids", frozenset(range(VOCAB)))
+    findings = examine(Patient.load(run, target), prompts, Serving(system_prompt="be brief"), 32)
+    text = report(findings)
+    assert "answers" in {finding.check for finding in findings} and "said too little to judge by, 12 tokens" in text
+    assert "nan" not in text and "0 fault(s)" in text
+    assert not {"layers", "norm", "rounding", "system prompt", "draft vocabulary"} & {f.check for f in findings}
+
+
+def test_predictions_that_are_not_finite(target, prompts, run):
+    patient = Patient.load(run, target)
+    with torch.no_grad():
+        patient.drafter.fc.weight[0, 0] = torch.nan
+    text = report(findings := examine(patient, prompts, max_new_tokens=32))
+    assert "answers" in faults({finding.check: finding.level for finding in findings}) and " nan " not in text
+
+
 def test_a_reader_of_the_report_sees_faults_last(target, prompts, run):
     findings = examine(Patient.load(run, target), prompts, Serving(max_model_len=1000), 32)
     text = report(findings)
