@@ -50,6 +50,11 @@ def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] |
     if not isinstance(published, dict):
         raise UserError(f"{directory / 'config.json'} is no configuration: expected an EAGLE-3 head; restore it")
     tensors = _read(directory)
+    if (family := _other_family(published, tensors)) is not None:
+        raise UserError(
+            f"{directory} is an export of {family}: expected one of an EAGLE-3 head, as others are not read back; give "
+            "the run that it came from instead"
+        )
     try:
         head = _head(published, tensors, target, layers)
     except UserError:
@@ -101,6 +106,16 @@ def _read(directory: Path) -> dict[str, Tensor]:
     for name in files:
         tensors |= read_tensors(member(directory, name))
     return tensors
+
+
+def _other_family(published: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
+    """What the files hold, if that is another kind of drafter; an EAGLE-3 head may call itself LlamaForCausalLM."""
+    says = f"{published.get('architectures')} {published.get('model_type')}".lower()
+    if "medusa" in says:
+        return "Medusa heads"
+    if any(word in says for word in ("eagle3", "speculator")) or any("hidden_norm" in name for name in tensors):
+        return None
+    return "an EAGLE-1 head" if any(name.endswith("fc.weight") for name in tensors) else "a draft model"
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from specdraft.drafters.checkpoint import check_target, load_drafter
 from specdraft.errors import UserError
 from specdraft.export import export, importing
 from specdraft.export.importing import import_eagle3
+from specdraft.export.sglang import SGLang
 from specdraft.export.vllm import VLLM
 
 
@@ -203,6 +204,28 @@ def test_what_our_head_does_not_compute_is_refused_by_name(rewritten, target, ch
     _, directory = rewritten(change)
     with pytest.raises(UserError, match=expected):
         import_eagle3(directory, target)
+
+
+@pytest.mark.parametrize(
+    ("engine", "family", "expected"),
+    [
+        (VLLM, "eagle", "an EAGLE-1 head"),
+        (SGLang, "eagle", "an EAGLE-1 head"),
+        (VLLM, "medusa", "Medusa heads"),
+        (VLLM, "draft_model", "a draft model"),
+    ],
+)
+def test_exports_of_other_families_are_called_by_their_names(
+    make_drafter, save, target, tmp_path, engine, family, expected
+):
+    directory = export(save(make_drafter(family)), engine(), tmp_path / "other")
+    with pytest.raises(UserError, match=f"is an export of {expected}: expected one of an EAGLE-3 head"):
+        import_eagle3(directory, target)
+
+
+def test_an_eagle3_head_under_the_name_of_its_layer(rewritten, target):
+    head, directory = rewritten(setting(architectures=["LlamaForCausalLM"]))
+    same(head, import_eagle3(directory, target))
 
 
 def test_files_that_are_missing_or_damaged(published, target, tmp_path):
