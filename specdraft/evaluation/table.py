@@ -11,6 +11,7 @@ def table(evaluation: Evaluation) -> str:
     """All results: a block per temperature, then the categories."""
     settings = evaluation.settings
     lines = [
+        *([f"benchmark: {settings['benchmark']}"] if "benchmark" in settings else []),
         f"{settings['prompts']} prompts, up to {settings['max_new_tokens']} tokens each, drafts: "
         f"{settings['draft_tree']}, {settings['dtype']} on {settings['device']}",
         "intervals: 95 %, bootstrap over prompts",

@@ -187,6 +187,12 @@ def test_table_fits_80_columns(evaluation):
     assert f"{row.acceptance_length.value:.2f} [{row.acceptance_length.interval[0]:.2f}" in text
 
 
+def test_the_table_names_its_prompts(target, prompts):
+    settings = replace(SETTINGS, temperatures=(0.0,))
+    evaluation = evaluate(target, PromptLookup(), prompts[:2], settings, {}, {"benchmark": "own.jsonl"}, progress=False)
+    assert table(evaluation).startswith("benchmark: own.jsonl\n2 prompts, ")
+
+
 def test_one_prompt_has_no_intervals(target, prompts, tmp_path):
     evaluation = evaluate(target, PromptLookup(), prompts[:1], SETTINGS, progress=False)
     assert evaluation.results[0].speedup.interval is None and evaluation.categories == []
