@@ -30,6 +30,7 @@ class Plan:
     drafter_parameters: int
     gpu: str
     devices: int
+    partitioned: bool
     memory: dict[str, float]
     memory_there: float
     seconds: dict[str, float]
@@ -52,6 +53,15 @@ class Plan:
         return self.target_forward + self.drafter_forward + self.drafter_backward
 
     @property
+    def advice(self) -> str:
+        """What makes the largest part of the memory smaller."""
+        if max(self.memory, key=self.memory.__getitem__) != "target weights":
+            return "a smaller data.batch_size or data.sequence_length, or strategy=deepspeed_zero2 on more GPUs"
+        if self.partitioned:
+            return f"more GPUs, which share the target: planning.gpus={2 * self.devices}"
+        return f"cutting the target over GPUs: target.placement=zero3 planning.gpus={max(8, self.devices)}"
+
+    @property
     def bottleneck(self) -> str:
         """What takes longest in an update; the rest happens meanwhile."""
         return max(self.seconds, key=self.seconds.__getitem__)
@@ -68,7 +78,7 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan as text."""
         tokens = self.tokens_per_update * self.max_steps
-        fits = "it fits" if self.memory_per_device < self.memory_there else "it does not fit"
+        fits = self.memory_per_device < self.memory_there
         rows = [
             ("target", f"{self.target}: {self.target_parameters / 1e6:,.1f} M parameters, frozen ({self.source})"),
             ("drafter", f"{self.drafter}: {self.drafter_parameters / 1e6:,.1f} M trainable parameters"),
@@ -76,7 +86,8 @@ class Plan:
             (f"memory per device ({self.devices} in all)", ""),
             *((f"  {name}", _bytes(size)) for name, size in self.memory.items()),
             ("  total", _bytes(self.memory_per_device)),
-            (f"  one {self.gpu} has", f"{_bytes(self.memory_there)}: {fits}"),
+            (f"  one {self.gpu} has", f"{_bytes(self.memory_there)}: {'it fits' if fits else 'it does not fit'}"),
+            *([] if fits else [("", f"try {self.advice}")]),
             ("", ""),
             ("disk", ""),
             *((f"  {name}", _bytes(size)) for name, size in self.disk.items()),
@@ -147,6 +158,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         drafter_parameters=trainable,
         gpu=planning.gpu,
         devices=devices,
+        partitioned=partitioned,
         memory={
             "target weights": costs.target_weight_bytes(sizes, target_element, devices, placement),
             "drafter weights": state["weights"],

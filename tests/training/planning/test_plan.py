@@ -130,6 +130,20 @@ def test_what_decides_the_time(composed):
     assert few.bottleneck == "memory bandwidth" and "it does not fit" in "\n".join(few.lines())
 
 
+def test_what_does_not_fit_comes_with_advice(composed):
+    def advised(*overrides):
+        made = planned(composed, *overrides)
+        told = [line.strip() for line in made.lines() if line.strip().startswith("try ")]
+        assert told == ([] if made.memory_per_device < made.memory_there else [f"try {made.advice}"])
+        return told
+
+    (told,) = advised("experiment=eagle3-llama-70b")
+    assert told == "try cutting the target over GPUs: target.placement=zero3 planning.gpus=8"
+    assert advised("experiment=eagle3-llama-70b", *told.split()[-2:]) == []
+    assert "planning.gpus=16" in advised("target=qwen3-235b-a22b", "target.placement=zero3", "planning.gpus=8")[0]
+    assert "data.batch_size" in advised("target=llama-8b", "data.batch_size=64", "data.sequence_length=8192")[0]
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
