@@ -43,12 +43,12 @@ def main(config: DictConfig) -> None:
     check_devices(config.trainer)
     claim_gpu(config.trainer)
     check_before_work(config, directory)
-    claim(directory)
-    data = build(config.data)
-    engine = build(engine_config(CONF, config.export)) if config.export else None
     resume = find_resume(config.resume, Path(config.run_family), print)
     if resume is not None:
         check_unfinished(resume, config.trainer.max_steps)
+    claim(directory, resume)
+    data = build(config.data)
+    engine = build(engine_config(CONF, config.export)) if config.export else None
     quiet()
     seed_everything(config.seed, workers=True, verbose=False)
     loggers = build_loggers(config, directory, resume)

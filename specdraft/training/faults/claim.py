@@ -12,9 +12,9 @@ from specdraft.training.checkpoints.resume import CHECKPOINTS
 
 
 @rank_zero_only
-def claim(directory: Path) -> None:
+def claim(directory: Path, resume: Path | None = None) -> None:
     """Make ``directory`` the first rank's own until it ends, however it ends. Raises UserError if it is another's, or
-    holds what an earlier run has trained.
+    holds what an earlier run has trained, unless that is what the checkpoint ``resume`` continues.
 
     A lock on a file does that: of a process, not of its children, and the kernel lets it go.
     """
@@ -28,10 +28,12 @@ def claim(directory: Path) -> None:
             f"another run writes into {directory} (process {owner}): wait for it, stop it, or choose another "
             "hydra.run.dir"
         ) from error
-    if (directory / "drafter").exists() or any((directory / CHECKPOINTS).glob("*.ckpt")):
+    trained = (directory / "drafter").exists() or any((directory / CHECKPOINTS).glob("*.ckpt"))
+    # A job that is put back into the queue begins again with the same directory.
+    if trained and (resume is None or resume.parent.resolve() != (directory / CHECKPOINTS).resolve()):
         os.close(place)
         raise UserError(
-            f"{directory} holds a run: choose another hydra.run.dir; resume={directory} continues it in a new one"
+            f"{directory} holds a run: choose another hydra.run.dir, or continue it with resume={directory}"
         )
     os.truncate(place, 0)
     os.write(place, f"{os.getpid()} on {platform.node()}\n".encode())

@@ -123,5 +123,10 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path, trained):
     claim(tmp_path)  # a run that ended before it had trained anything is begun again
     (tmp_path / trained).parent.mkdir()
     (tmp_path / trained).touch()
-    with pytest.raises(UserError, match=rf"{tmp_path} holds a run: choose another .* resume={tmp_path} continues it"):
+    with pytest.raises(
+        UserError, match=rf"{tmp_path} holds a run: choose another .* or continue it with resume={tmp_path}"
+    ):
         claim(tmp_path)
+    with pytest.raises(UserError, match="holds a run"):
+        claim(tmp_path, tmp_path.parent / "checkpoints" / "step-000003.ckpt")
+    claim(tmp_path, tmp_path / "checkpoints" / "step-000003.ckpt")
