@@ -22,7 +22,7 @@ def main(config: DictConfig) -> None:
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.export import export, layout_for
     from specdraft.training.checkpoints.callbacks import Interrupted
-    from specdraft.training.checkpoints.resume import check_unfinished, find_resume
+    from specdraft.training.checkpoints.resume import check_alike, check_unfinished, find_resume
     from specdraft.training.faults.claim import claim
     from specdraft.training.fit import fit
     from specdraft.training.monitoring.loggers import build_loggers, where
@@ -46,6 +46,7 @@ def main(config: DictConfig) -> None:
     resume = find_resume(config.resume, Path(config.run_family), print)
     if resume is not None:
         check_unfinished(resume, config.trainer.max_steps)
+        check_alike(resume, config)
     claim(directory, resume)
     data = build(config.data)
     engine = build(engine_config(CONF, config.export)) if config.export else None

@@ -359,6 +359,23 @@ def test_a_finished_run_is_not_resumed(train, arguments, tmp_path):
     assert not (second / "drafter").exists()
 
 
+def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path, monkeypatch):
+    first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
+    quick = [*arguments, "evaluate=false", "export=null", "trainer.max_steps=1", "live.every_n_steps=0"]
+    assert train(*quick, f"hydra.run.dir={first}")[0] == 0
+    monkeypatch.setattr(Target, "load", lambda *_args, **_kwargs: pytest.fail("loaded"))
+    kept = [argument for argument in quick if not argument.startswith("model.")]
+    for options, sentence in (
+        ([*quick, "data.sequence_length=128"], "data.sequence_length=192, and this run has 128"),
+        ([*quick, "data.limit=7"], "data.limit=1500, and this run has 7"),
+        ([*quick, "data.regenerate=true"], "data.regenerate=False, and this run has True"),
+        ([*quick, "seed=1"], "data.seed=0, and this run has 1"),
+        ([*kept, "model=medusa"], "Eagle3.for_target, and this run has specdraft.drafters.medusa.Medusa.for_target"),
+    ):
+        status, _, err = train(*options, "trainer.max_steps=2", f"hydra.run.dir={second}", f"resume={first}")
+        assert status == 2 and err.startswith("error: the checkpoint ") and sentence in err, err
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

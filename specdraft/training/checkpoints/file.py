@@ -50,8 +50,19 @@ def is_whole(path: Path) -> bool:
 
 def checkpoint_step(checkpoint: Path) -> int:
     """Optimizer steps done when ``checkpoint`` was written. Raises UserError."""
+    return int(_read(checkpoint)["global_step"])
+
+
+def checkpoint_config(checkpoint: Path) -> dict[str, Any]:
+    """The configuration of the run that wrote ``checkpoint``, empty where there is none. Raises UserError."""
+    return _read(checkpoint).get("hyper_parameters", {}).get("run", {}).get("config", {})
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
     try:
-        return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+        held = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        int(held["global_step"])
+        return held
     except UnpicklingError as error:
         raise UserError(
             f"{checkpoint} is damaged, or holds more than tensors and settings and is not read, because a pickle can "

@@ -4,11 +4,15 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
 from specdraft.errors import UserError
-from specdraft.training.checkpoints.file import checkpoint_step, is_whole
+from specdraft.training.checkpoints.file import checkpoint_config, checkpoint_step, is_whole
 
 CHECKPOINTS = "checkpoints"  # of a run directory
 LAST = "last.ckpt"  # a link to the newest
+_DECIDING = ("model.drafter._target_", "data.seed", "data.sequence_length", "data.limit", "data.regenerate")
+_OF_ANSWERS = ("data.temperatures", "data.max_new_tokens")
 _STEP = re.compile(r"step-(\d+)\.ckpt")
 
 
@@ -53,6 +57,22 @@ def check_unfinished(checkpoint: Path, max_steps: int) -> None:
             f"the checkpoint {checkpoint} has {step} steps and trainer.max_steps is {max_steps}: "
             "raise trainer.max_steps to train on"
         )
+
+
+def check_alike(checkpoint: Path, config: DictConfig) -> None:
+    """Raises UserError if the run trains another kind of drafter than the checkpoint's, or on other rows.
+
+    Loading it tells for sure, after the target has answered every prompt. Where the data lie may have changed.
+    """
+    theirs = OmegaConf.create(checkpoint_config(checkpoint))
+    for key in (*_DECIDING, *(_OF_ANSWERS if OmegaConf.select(config, "data.regenerate") else ())):
+        now = OmegaConf.select(config, key)
+        was = OmegaConf.select(theirs, key, default=now)
+        if was != now:
+            raise UserError(
+                f"the checkpoint {checkpoint} was trained with {key}={was}, and this run has {now}: resume with the "
+                "settings of that run, or start anew without resume="
+            )
 
 
 def _auto(family: Path, note: Callable[[str], None]) -> Path | None:
