@@ -1,7 +1,8 @@
-"""Errors that a person can act on: one sentence that says what was wrong, what was expected and how to mend it."""
+"""What a person can act on: one sentence that says what was wrong, what was expected and how to mend it."""
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,11 @@ class UserError(Exception):
         printable = message.encode(errors="backslashreplace").decode()
         line = " ".join(line.strip() for line in printable.splitlines() if line.strip())
         super().__init__(line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}")
+
+
+def warn(message: str) -> None:
+    """A warning about what the user gave, without the line of ours that happens to give it."""
+    warnings.warn_explicit(message, UserWarning, "specdraft", 0)
 
 
 def exit_on_user_error(main: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,8 +6,8 @@ equal conversations one is left, and adding, moving or sorting rows changes noth
 """
 
 import hashlib
-import warnings
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 
@@ -15,7 +15,7 @@ from specdraft.data.forms import FORM_NAMES, MalformedError, convert, recognise
 from specdraft.data.places import Places
 from specdraft.data.rows import Raw, read_rows
 from specdraft.data.source import Conversation, Selection, check_request, digest
-from specdraft.errors import UserError
+from specdraft.errors import UserError, warn
 
 _FIRST_ROWS = 100  # that are asked for their form
 _LISTED = 20  # malformed rows that the warning names
@@ -89,20 +89,26 @@ class Conversations:
         """Where all conversations stand, and their form. Raises UserError at the end if too many are malformed."""
         rows = islice(read_rows(self.name, self.subset, self.dataset_split, self.streaming), self.max_rows)
         first = list(islice(rows, _FIRST_ROWS))
+        if not first:
+            raise UserError(f"{self.name} is empty: expected a row for each conversation; check the path")
         form = self.form or self._recognise(first)
         places = Places()
-        total, malformed, listed = 0, 0, list[str]()
+        total, malformed = 0, 0
+        listed = defaultdict[str, list[str]](list)  # by reason: people's mistakes repeat
+        others = Counter[str]()  # forms of malformed rows
         for raw in (row for part in (first, rows) for row in part):
             total += 1
             try:
                 conversation = _conversation(raw, form)
             except MalformedError as error:
                 malformed += 1
-                if len(listed) < _LISTED:
-                    listed.append(f"{raw.origin} ({error})")
+                if malformed <= _LISTED:
+                    listed[str(error)].append(raw.origin)
+                if self.form and (other := recognise(raw.row)) not in (None, form):
+                    others[other] += 1
             else:
                 places.add(raw, self._split_of(conversation), digest(conversation))
-        self._report(malformed, total, listed)
+        self._report(malformed, total, form, listed, next((o for o, n in others.items() if 2 * n > total), ""))
         return places, form
 
     def _recognise(self, rows: list[Raw]) -> str:
@@ -110,25 +116,33 @@ class Conversations:
         forms = Counter(form for raw in rows if not raw.error and (form := recognise(raw.row)) is not None)
         if not forms:
             keys = sorted({key for raw in rows for key in raw.row})
-            seen = f"have the keys {', '.join(keys)}" if keys else "are no objects" if rows else "do not exist"
+            seen = f"have the keys {', '.join(keys)}" if keys else "are no objects"
             raise UserError(
                 f"the form of {self.name} is unknown: its first rows {seen}; expected messages, conversations, "
                 "a prompt and its response, or text"
             )
         return forms.most_common(1)[0][0]
 
-    def _report(self, malformed: int, total: int, listed: list[str]) -> None:
+    def _report(self, malformed: int, total: int, form: str, listed: Mapping[str, list[str]], other: str) -> None:
+        """``listed``: malformed rows by reason; ``other``: the form of most rows, where it is another."""
+        if not malformed:
+            return
+        # Pairs have no data= of their own.
+        use = f"; the rows look like {other}: use data={'conversations' if other == 'pair' else other}" if other else ""
+        reason, origins = next(iter(listed.items()))
+        first = f"the first is {origins[0]} ({reason}){use}"
+        if malformed == total:
+            raise UserError(
+                f"none of the {total} rows of {self.name} is well-formed, expected the form {form}: {first}"
+            )
         if malformed > self.max_malformed:
             raise UserError(
                 f"{malformed} of {total} rows of {self.name} are malformed, and data.source.max_malformed is "
-                f"{self.max_malformed}: mend them or raise it; the first is {listed[0]}"
+                f"{self.max_malformed}: mend them or raise it; {first}"
             )
-        if malformed:
-            more = f" and {malformed - len(listed)} more" if malformed > len(listed) else ""
-            warnings.warn(
-                f"{malformed} of {total} rows of {self.name} are malformed and skipped: {', '.join(listed)}{more}",
-                stacklevel=2,
-            )
+        named = ", ".join(f"{', '.join(origins)} ({reason})" for reason, origins in listed.items())
+        more = f" and {malformed - _LISTED} more" if malformed > _LISTED else ""
+        warn(f"{malformed} of {total} rows of {self.name} are malformed and skipped: {named}{more}{use}")
 
     def _split_of(self, conversation: Conversation) -> str:
         digest = hashlib.sha256(_question(conversation).encode()).digest()

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from specdraft.data.chat import Example
 from specdraft.data.vocabulary import count
-from specdraft.errors import UserError
+from specdraft.errors import UserError, warn
 from specdraft.files import atomic_directory, exclusive, read_json
 
 _VERSION = 1
@@ -101,7 +100,7 @@ def prepared(folder: Path, decisive: Any, vocab_size: int, make: Callable[[Notes
             found = _read(place)
             assert found is not None
     for warning in found.notes.warnings:
-        warnings.warn(warning, stacklevel=2)
+        warn(warning)
     return found
 
 
@@ -146,7 +145,7 @@ def _read(folder: Path) -> Examples | None:
             if _checksum(damaged) != checksum:
                 raise ValueError
     except (UserError, OSError, KeyError, TypeError, AttributeError, ValueError):
-        warnings.warn(f"the prepared examples {damaged} are damaged and are made anew", stacklevel=3)
+        warn(f"the prepared examples {damaged} are damaged and are made anew")
         return None
     lengths, learned = np.load(folder / _LENGTHS)
     tokens = folder / _TOKENS

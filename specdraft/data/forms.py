@@ -82,7 +82,8 @@ def convert(row: Mapping[str, Any], form: str) -> Row:
 
 
 def _openai(row: Mapping[str, Any]) -> list[Message]:
-    return [_message(value) for value in _list(row, "messages" if "messages" in row else "conversations")]
+    key = "conversations" if "conversations" in row and "messages" not in row else "messages"
+    return [_message(value) for value in _list(row, key)]
 
 
 def _message(value: Any) -> Message:

@@ -1,4 +1,5 @@
 import json
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -126,6 +127,54 @@ def test_malformed_rows_are_named_and_skipped_up_to_a_limit(tmp_path: Path) -> N
         UserError, match=r"7 of 67 rows of .* are malformed, .* is 6: .* the first is .*:3 \(not JSON\)"
     ):
         Conversations(path, max_malformed=6).conversations("train")
+
+
+SHARED = {"conversations": [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "say"}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "reason", "remedy"),
+    [
+        (SHARED, "messages", "a message has the role None", "look like sharegpt: use data=sharegpt"),
+        (chat(1), "sharegpt", "'conversations' is no list", "look like messages: use data=messages"),
+        (
+            {"prompt": "ask", "response": "say"},
+            "messages",
+            "'messages' is no",
+            "look like pair: use data=conversations",
+        ),
+    ],
+)
+def test_rows_of_another_form_are_recognised(
+    tmp_path: Path, row: dict[str, Any], form: str, reason: str, remedy: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", [row] * 20)
+    with pytest.raises(UserError, match=f"none of the 20 rows of .* form {form}: .*:1 .{reason}.*; the rows {remedy}$"):
+        Conversations(path, form).conversations("train")
+    fine = {"messages": chat, "sharegpt": lambda n: SHARED | {"system": str(n)}}[form]
+    path = write(tmp_path / "b.jsonl", [*[row] * 20, *(fine(n) for n in range(15))])
+    with pytest.raises(UserError, match=f"20 of 35 rows .* the first is .*:1 .{reason}.*; the rows {remedy}$"):
+        Conversations(path, form, max_malformed=19).conversations("train")
+
+
+def test_one_reason_is_given_once_and_without_our_source(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [*[SHARED] * 25, *(chat(n) for n in range(20))])
+    with pytest.warns(
+        UserWarning, match=r"25 of 45 .*:1, .*:20 \(.*\) and 5 more; the rows look like sharegpt"
+    ) as caught:
+        Conversations(path, "messages").conversations("train")
+    told = warnings.formatwarning(
+        caught[0].message, caught[0].category, caught[0].filename, caught[0].lineno, caught[0].line
+    )
+    assert told.count("role None") == 1 and told.count("\n") == 1 and ".py" not in told
+
+
+@pytest.mark.parametrize("form", [None, "messages"])
+def test_empty_files_and_rows_of_no_form(tmp_path: Path, form: str | None) -> None:
+    with pytest.raises(UserError, match=r"a\.jsonl is empty: expected a row for each conversation"):
+        Conversations(write(tmp_path / "a.jsonl", [""]), form).conversations("train")
+    with pytest.raises(UserError, match=r"keys foo|none of the 1 rows .* \('messages' is no list of turns\)$"):
+        Conversations(write(tmp_path / "b.jsonl", [{"foo": 1}]), form).conversations("train")
 
 
 def test_unknown_forms_and_places_are_refused(tmp_path: Path) -> None:
