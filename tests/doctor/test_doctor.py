@@ -200,10 +200,16 @@ def plain(target, monkeypatch) -> Target:
     return target
 
 
-def test_no_chat_template(plain, prompts, run, found):
-    levels = found()
-    assert levels["chat template"] is Level.NOTE and "layers" in levels  # lone texts need none
-    assert "chat template" in faults({f.check: f.level for f in examine(Patient.load(run, plain), prompts)})
+def test_no_chat_template(plain, prompts, run):
+    """Lone texts need none: worth knowing where it is not recorded that the training had one, a fault where it is."""
+    trained = Patient.load(run, plain)
+    for patient, level, said in (
+        (Patient(trained.drafter, plain), Level.NOTE, "the tokenizer has none, so that prompts are plain text"),
+        (trained, Level.FAULT, "served with no template, trained with"),
+    ):
+        found = {finding.check: finding for finding in examine(patient, prompts, Serving(), 32)}
+        assert found["chat template"].level is level and said in found["chat template"].sentence
+        assert "layers" in found
 
 
 def test_conversations_without_a_chat_template(plain, prompts, run, found):
