@@ -354,7 +354,7 @@ def test_a_finished_run_is_not_resumed(train, arguments, tmp_path):
         assert status == 2 and not out
         assert err == (
             f"error: the checkpoint {last} has 4 steps and trainer.max_steps is 4: "
-            "raise trainer.max_steps to train on\n"
+            "raise trainer.max_steps to train on; evaluate.py and export take its head as it is\n"
         )
     assert not (second / "drafter").exists()
 

@@ -55,7 +55,7 @@ def check_unfinished(checkpoint: Path, max_steps: int) -> None:
     if step >= max_steps:
         raise UserError(
             f"the checkpoint {checkpoint} has {step} steps and trainer.max_steps is {max_steps}: "
-            "raise trainer.max_steps to train on"
+            "raise trainer.max_steps to train on; evaluate.py and export take its head as it is"
         )
 
 
