@@ -156,12 +156,11 @@ class Preparation:
         )
         counts = {name: getattr(done.counts, name) for name in ("left_out", "shortened", "unfinished")}
         notes.counts |= counts | {"unsafe": done.counts.refused}
-        refused = done.refusals()
-        if refused:
-            names = named([record.id for record in refused])
+        if done.refused:
+            names = named([name for name, _ in done.refused])
             notes.warnings.append(
-                f"{len(refused)} of {done.counts.conversations} {split} conversations of {self.source.name} are "
-                f"refused by the target's chat template and end there ({names}): {refused[0].refused}"
+                f"{len(done.refused)} of {done.counts.conversations} {split} conversations of {self.source.name} are "
+                f"refused by the target's chat template and end there ({names}): {done.refused[0][1]}"
             )
         yield from done.examples()
 

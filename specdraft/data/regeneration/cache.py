@@ -46,11 +46,15 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Regeneration:
-    """Answered conversations on disk. ``manifest`` lists the shards, their counts and checksums."""
+    """Answered conversations on disk. ``manifest`` lists the shards, their counts and checksums.
+
+    ``refused``: (id, reason) of each conversation that the chat template did not take.
+    """
 
     shards: Sequence[Shard]
     counts: Counts
     manifest: Path
+    refused: list[tuple[str, str]]
 
     def records(self) -> Iterator[Record]:
         """What became of every conversation, in their order. Raises UserError for a damaged shard."""
@@ -59,10 +63,6 @@ class Regeneration:
     def examples(self) -> Iterator[Example]:
         """All examples to learn, in the order of the conversations. Raises UserError for a damaged shard."""
         return (example for record in self.records() for example in record.as_examples())
-
-    def refusals(self) -> list[Record]:
-        """The conversations that the chat template did not take. Raises UserError for a damaged shard."""
-        return [record for record in self.records() if record.refused] if self.counts.refused else []
 
 
 def regenerate(
@@ -96,12 +96,15 @@ def regenerate(
             work.do(*other, wait=True)
     headers = [work.headers[shard.name] for shard in shards]
     counts = Counts(*(sum(getattr(header, name) for header in headers) for name in Counts._fields))
-    if counts.conversations == counts.left_out + counts.refused:
+    if not counts.turns and work.refused and not counts.left_out:
+        raise UserError(work.refused[0][1])
+    if not counts.turns:
         raise UserError(
-            f"none of the {counts.conversations} {description} fits {room} tokens with {settings.max_new_tokens} of "
+            f"none of the {counts.left_out} {description} fits {room} tokens with {settings.max_new_tokens} of "
             "them for an answer: raise data.sequence_length or lower data.max_new_tokens"
         )
-    return Regeneration(shards, counts, _write_manifest(folder, target, settings, room, shards, headers))
+    manifest = _write_manifest(folder, target, settings, room, shards, headers)
+    return Regeneration(shards, counts, manifest, work.refused)
 
 
 def cache_key(target: "Target", settings: RegenerationSettings, room: int) -> str:
@@ -139,7 +142,7 @@ class _Work:
         self.target, self.settings, self.room, self.engine = target, settings, room, engine
         self.description, self.max_refused = description, max_refused
         self.headers: dict[str, Header] = {}
-        self._refused: list[Record] = []
+        self.refused: list[tuple[str, str]] = []
         total = len(conversations) if isinstance(conversations, Sequence) else None
         self.bar = tqdm(
             total=total,
@@ -161,19 +164,20 @@ class _Work:
         self.headers[shard.name] = header
         self.bar.update(header.conversations)
         if header.refused:
-            self._refused += [record for record in shard.records() if record.refused]
+            pairs = zip(conversations, shard.records(), strict=True)
+            self.refused += [(talk.id, record.refused) for talk, record in pairs if record.refused]
             self._check_refused()
         return True
 
     def _check_refused(self) -> None:
         """Before more is answered. Raises UserError."""
-        if len(self._refused) > self.max_refused:
+        if len(self.refused) > self.max_refused:
             seen = sum(header.conversations for header in self.headers.values())
-            names = named([record.id for record in self._refused])
+            names = named([name for name, _ in self.refused])
             raise UserError(
-                f"{len(self._refused)} of the first {seen} {self.description} are refused by the target's chat "
+                f"{len(self.refused)} of the first {seen} {self.description} are refused by the target's chat "
                 f"template ({names}), and data.source.max_malformed is {self.max_refused}: mend them or raise it; the "
-                f"first: {self._refused[0].refused}"
+                f"first: {self.refused[0][1]}"
             )
 
     def _answer(self, shard: Shard, first: int, conversations: Sequence[Conversation]) -> Header:

@@ -101,17 +101,18 @@ class Store:
         A last hidden state that was not stored is NaN, so that nothing can be learnt from it by mistake. Raises
         UserError for a damaged shard.
         """
-        kept = asked(self.rows[split].__getitems__(rows), self.contents.every_last)
+        every = self.contents.every_last
+        kept = [None] * len(rows) if every else asked(self.rows[split].__getitems__(rows), every_last=False)
         found = [self._row(split, row, where, dtype) for row, where in zip(rows, kept, strict=True)]
         return Features(torch.stack([row.aux for row in found]), torch.stack([row.last for row in found]))
 
-    def _row(self, split: str, row: int, kept: Tensor, dtype: torch.dtype) -> Features:
+    def _row(self, split: str, row: int, kept: Tensor | None, dtype: torch.dtype) -> Features:
         number, place = divmod(row, self.contents.rows_per_shard)
         shard = self._shard(split, number)
         begin, end = (int(self._begins[split][each] - self._begins[split][row - place]) for each in (row, row + 1))
         stored = _decoded(shard, "last", slice(begin, end), dtype)  # [m, H]
         last = stored
-        if not self.contents.every_last:
+        if kept is not None:
             last = stored.new_full((len(kept), stored.shape[-1]), torch.nan)
             last[kept] = stored
         if not self.contents.layers:

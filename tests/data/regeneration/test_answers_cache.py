@@ -125,11 +125,18 @@ def test_what_the_template_refuses_is_counted_up_to_a_limit(
     before = len(engine.asked)
     done = run(strict, asked, tmp_path, engine, max_refused=2)
     assert (done.counts.refused, done.counts.left_out, done.counts.conversations) == (2, 0, 14)
-    assert [record.id for record in done.refusals()] == ["at once", "later"]
-    assert [len(record.answers) for record in done.refusals()] == [0, 1]
+    assert [name for name, _ in done.refused] == ["at once", "later"]
+    assert [len(record.answers) for record in done.records() if record.refused] == [0, 1]
     assert len(engine.asked) - before == 12  # of the second shard alone: the first one stayed
     with pytest.raises(UserError, match="1 of the first 1 train conversations"):
         run(strict, [at_once], tmp_path, engine)
+    for limit in (2, 100):  # the template is at fault, not the room
+        with pytest.raises(UserError, match=r"^the target's chat template cannot render the roles user, user"):
+            run(strict, [at_once, replace(at_once, id="again")], tmp_path, engine, max_refused=limit)
+    assert run(strict, [later], tmp_path, engine, max_refused=1).counts.turns == 1  # what came before is kept
+    long = Conversation("long", "c", ({"role": "user", "content": "add left " * 300},))
+    with pytest.raises(UserError, match="none of the 1 train conversations fits 256 tokens"):
+        run(strict, [at_once, long], tmp_path, engine, max_refused=1)
 
 
 def test_a_file_that_moves_is_not_answered_again(target: Target, talks: Any, engine: Any, tmp_path: Path) -> None:
