@@ -17,8 +17,8 @@ def main(config: DictConfig) -> None:
 
     from specdraft.drafters.checkpoint import check_target, find, load_drafter
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
-    from specdraft.evaluation.comparison import names
-    from specdraft.evaluation.figures import check_png, write_png
+    from specdraft.evaluation.report.charts import check_png, write_png
+    from specdraft.evaluation.report.comparison import names
 
     paths = config.checkpoint if isinstance(config.checkpoint, ListConfig) else [config.checkpoint]
     if not paths or None in paths:

@@ -21,15 +21,15 @@ def main(config: DictConfig) -> None:
     from specdraft.drafters.checkpoint import about_target, load_drafter
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.export import export, layout_for
-    from specdraft.training.checkpoints.callbacks import Interrupted
+    from specdraft.training.callbacks.checkpoint import Interrupted
     from specdraft.training.checkpoints.resume import check_alike, check_unfinished, find_resume
-    from specdraft.training.faults.claim import claim
     from specdraft.training.fit import fit
     from specdraft.training.monitoring.loggers import build_loggers, where
-    from specdraft.training.monitoring.quiet import quiet
+    from specdraft.training.monitoring.silence_warnings import silence_warnings
     from specdraft.training.monitoring.sizes import explain_sizes
     from specdraft.training.planning.plan import find_architecture, make_plan
     from specdraft.training.preflight import check_before_work, check_devices, check_sweep, engine_config
+    from specdraft.training.run_lock import acquire_run_lock
     from specdraft.training.strategies import claim_gpu
 
     hydra = HydraConfig.get()
@@ -47,10 +47,10 @@ def main(config: DictConfig) -> None:
     if resume is not None:
         check_unfinished(resume, config.trainer.max_steps)
         check_alike(resume, config)
-    claim(directory, resume)
+    acquire_run_lock(directory, resume)
     data = build(config.data)
     engine = build(engine_config(CONF, config.export)) if config.export else None
-    quiet()
+    silence_warnings()
     seed_everything(config.seed, workers=True, verbose=False)
     loggers = build_loggers(config, directory, resume)
     generator = build(config.generator)

@@ -23,7 +23,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Call each run once a round, A B C A B C: a neighbour that wakes up slows all of them, not one."""
+    """Call each run once a round, A B C A B C: a neighbor that wakes up slows all of them, not one."""
     measured: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specdraft.data import stdlib
 from specdraft.data.datamodule import DataModule
-from specdraft.data.source import Source
+from specdraft.data.sources import stdlib
+from specdraft.data.sources.base import Source
 
 
 def write_conversations(path: Path, size: int) -> int:

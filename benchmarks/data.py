@@ -1,8 +1,8 @@
 """What data costs: ``python benchmarks/data.py [--parts preparation store waiting]``.
 
-preparation   tokens per second of reading, splitting, tokenising with loss masks, writing and packing conversations of
+preparation   tokens per second of reading, splitting, tokenizing with loss masks, writing and packing conversations of
               two turns, by one process and by all cores; beside it `datasets` with the same masks, rendered and
-              tokenised the plain way, and documents packed one behind the other
+              tokenized the plain way, and documents packed one behind the other
 store         bytes per token of hidden states, and read rates beside those of plain files
 waiting       the share of a training run on the embedded target that waits for its batches, hidden states computed, or
               read from a store
@@ -22,8 +22,8 @@ import datasets
 
 from common import alternate, median_ratio, print_table, scratch, write_result
 from corpus import data_module, write_conversations
-from specdraft.data.conversations import Conversations
-from specdraft.data.tokenise import available_cores
+from specdraft.data.sources.conversations import Conversations
+from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.errors import exit_on_user_error
 from specdraft.targets import Target
 from store_reading import compare_dtypes
@@ -37,7 +37,7 @@ def plain(target: Target, path: Path, cache: Path, processes: int) -> int:
     """The tokens of all conversations, by ``datasets`` and a loop over turns; rows as people write them by hand."""
     tokenizer = target.tokenizer
 
-    def tokenise(row: dict[str, Any]) -> dict[str, list[int]]:
+    def tokenize(row: dict[str, Any]) -> dict[str, list[int]]:
         ids: list[int] = []
         mask: list[int] = []
         for turn, message in enumerate(row["messages"]):
@@ -53,7 +53,7 @@ def plain(target: Target, path: Path, cache: Path, processes: int) -> int:
         return {name: [values[start : start + LENGTH] for start in starts] for name, values in joined.items()}
 
     loaded = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(cache))
-    tokens = loaded.map(tokenise, num_proc=processes, remove_columns=loaded.column_names)
+    tokens = loaded.map(tokenize, num_proc=processes, remove_columns=loaded.column_names)
     packed = tokens.map(pack, batched=True, num_proc=processes)
     return sum(map(len, packed.with_format("numpy")["input_ids"]))
 

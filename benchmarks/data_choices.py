@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common import print_table, put_into_page, write_result
+from specdraft.data.sources.prompts import encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling
@@ -29,7 +30,6 @@ from specdraft.drafters.checkpoint import load_drafter
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import load_prompts
 from specdraft.evaluation.bootstrap import bootstrap_interval
-from specdraft.evaluation.prompts import encode
 from specdraft.files import atomic_file
 from specdraft.targets import Target
 

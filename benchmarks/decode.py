@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from common import median_ratio, print_table, write_result
+from specdraft.data.sources.prompts import check_lengths, encode, load_prompts
 from specdraft.decoding.decoder import Decoder, cut
 from specdraft.drafters.checkpoint import check_target, load_drafter, read_config
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError, exit_on_user_error
-from specdraft.evaluation.prompts import check_lengths, encode, load_prompts
 from specdraft.targets import Target
 
 Generate = Callable[[list[int]], list[int]]

@@ -27,7 +27,7 @@ from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.checkpoint import load_drafter
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import EvaluationSettings, evaluate, load_prompts
-from specdraft.evaluation.accuracies import measured_tree
+from specdraft.evaluation.speedup.rank_accuracy import measured_tree
 from specdraft.targets import Target
 
 ROOT = Path(__file__).parent.parent

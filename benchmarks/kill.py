@@ -22,14 +22,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from common import print_table, write_result
 from specdraft.data.datamodule import DataModule
 from specdraft.data.packing import HeldRows
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
-from specdraft.training.checkpoints.callbacks import RunCheckpoint, StopSignal
+from specdraft.targets.batch import Batch
+from specdraft.training.callbacks.checkpoint import RunCheckpoint, StopSignal
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.checkpoints.resume import find_resume
-from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
-from specdraft.training.monitoring.quiet import quiet
+from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.schedule import OptimizerSettings
 
 VOCABULARY, LENGTH, ROWS = 64, 32, 64
@@ -60,7 +60,7 @@ def train(family: Path, name: str, steps: int, every: int) -> None:
     """One process: resume what there is, train to the end, leave the weights."""
     sys.stderr = (family / f"{name}.log").open("w")
     torch.set_num_threads(1)
-    quiet()
+    silence_warnings()
     seed_everything(1, verbose=False)
     resume = find_resume("auto", family, lambda note: print(note, file=sys.stderr, flush=True))
     target = make_target()

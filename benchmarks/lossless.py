@@ -12,13 +12,13 @@ from typing import Any
 from tqdm import tqdm
 
 from common import print_table, write_result
+from specdraft.data.sources.prompts import encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.drafters.checkpoint import check_target, load_drafter
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import load_prompts
-from specdraft.evaluation.prompts import encode
 from specdraft.targets import Target
 
 BATCH_SIZES = (1, 4)

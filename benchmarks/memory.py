@@ -1,6 +1,6 @@
 """Memory while 2 GB of conversations are prepared: ``python benchmarks/memory.py [--megabytes 2048]``.
 
-JSON Lines of that size, each line another conversation, are read, split, tokenised with loss masks, written and packed,
+JSON Lines of that size, each line another conversation, are read, split, tokenized with loss masks, written and packed,
 as train.py does with data.regenerate=false. Memory is the proportional set size (a page that n processes share counts
 1/n for each) of this process and its workers together, looked at twice a second, the libraries included; pages of the
 mapped files of tokens, which the kernel takes back when it needs them, are in it too.
@@ -16,8 +16,8 @@ import psutil
 
 from common import print_table, scratch, write_result
 from corpus import data_module, write_conversations
-from specdraft.data.conversations import Conversations
-from specdraft.data.tokenise import available_cores
+from specdraft.data.sources.conversations import Conversations
+from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.errors import exit_on_user_error
 from specdraft.targets import Target
 
@@ -47,7 +47,7 @@ def main() -> None:
     """Parse options, write the file, prepare it under watch, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=2048, help="of JSON Lines (default 2048)")
-    parser.add_argument("--processes", type=int, default=available_cores(), help="that tokenise (default: all cores)")
+    parser.add_argument("--processes", type=int, default=available_cores(), help="that tokenize (default: all cores)")
     arguments = parser.parse_args()
 
     target = Target.load("embedded://tiny", dtype="float32", device="cpu")

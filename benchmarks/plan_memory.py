@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from common import print_table, write_result
-from specdraft.drafters.batch import Batch
 from specdraft.entry import build
 from specdraft.targets import Target
+from specdraft.targets.batch import Batch
 from specdraft.training.module import DrafterModule
 from specdraft.training.planning.plan import make_plan
 from step_worker import status

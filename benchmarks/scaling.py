@@ -29,13 +29,13 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import print_table, write_result
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
+from specdraft.targets.batch import Batch
 from specdraft.training import strategies
 from specdraft.training.checkpoints.file import CheckpointFile
 from specdraft.training.module import DrafterModule
-from specdraft.training.monitoring.quiet import quiet
+from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.schedule import OptimizerSettings
 from step_worker import status
 
@@ -102,7 +102,7 @@ def work(case: str, settings: dict[str, int], directory: Path) -> None:
     """One rank of a case; the first prints what it measured."""
     rank, ranks = int(os.environ["RANK"]), CASES[case]
     torch.set_num_threads(1)
-    quiet()
+    silence_warnings()
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
     torch.manual_seed(0)
     hidden, vocab_size = settings["hidden_size"], settings["vocab_size"]

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from common import alternate, median_ratio, print_table, scratch
-from specdraft.data import stdlib
-from specdraft.data.chat import Example
 from specdraft.data.packing import HeldRows, pack
+from specdraft.data.sources import stdlib
 from specdraft.data.store import Store, StoreWriter, describe
 from specdraft.data.store.encoding import DTYPES
-from specdraft.drafters.batch import Batch
+from specdraft.data.tokenization.chat import Example
 from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
 
 SPLIT = "train"
 _DISTINCT = 32  # rows that the target reads; the others repeat them

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 WIDTH, HEIGHT, TOP, BOTTOM = 860, 370, 96, 306
-BLUE, ORANGE, GREY = "#2f6ca8", "#b8600b", "#4f5969"  # told apart by people with any colour vision
+BLUE, ORANGE, GREY = "#2f6ca8", "#b8600b", "#4f5969"  # told apart by people with any color vision
 
 
 def text(x: float, y: float, content: str, anchor: str = "middle", size: int = 15, fill: str = GREY) -> str:
@@ -20,9 +20,9 @@ def text(x: float, y: float, content: str, anchor: str = "middle", size: int = 1
 def heading(x: float, title: str, names: list[str]) -> list[str]:
     """A panel's title, and under it the names of its series."""
     parts = [text(x, 36, title, "start", 18, "#1c2330")]
-    for number, (name, colour) in enumerate(zip(names, (BLUE, ORANGE), strict=True)):
+    for number, (name, color) in enumerate(zip(names, (BLUE, ORANGE), strict=True)):
         left = x + 170 * number
-        parts.append(f'<rect x="{left:.0f}" y="52" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<rect x="{left:.0f}" y="52" width="12" height="12" fill="{color}"/>')
         parts.append(text(left + 18, 63, name, "start"))
     return parts
 
@@ -47,11 +47,11 @@ def curves(rows: list[dict[str, str]]) -> list[str]:
     parts = heading(left, "Acceptance length while training", ["really decoded", "teacher-forced"])
     for tick in (tick / 2 for tick in range(2, 20) if tick / 2 <= high):
         parts += level(left, right, place(0, tick)[1], f"{tick:g}")
-    for points, colour in zip(series, (BLUE, ORANGE), strict=True):
+    for points, color in zip(series, (BLUE, ORANGE), strict=True):
         places = [place(*point) for point in points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="3"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>' for x, y in places]
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="3"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{color}"/>' for x, y in places]
     parts += [text(place(step, 1)[0], BOTTOM + 22, f"{step:,}") for step in sorted({step for step, _ in series[0]})]
     parts.append(text((left + right) / 2, BOTTOM + 46, "optimizer step"))
     return parts
@@ -68,11 +68,11 @@ def bars(results: list[dict]) -> list[str]:
         parts += level(left, right, BOTTOM - (BOTTOM - TOP) * tick, f"{tick:.0%}")
     positions = len(shown[0]["conditional_acceptance_rate"])
     slot = (right - left) / positions
-    for index, (result, colour) in enumerate(zip(shown, (BLUE, ORANGE), strict=True)):
+    for index, (result, color) in enumerate(zip(shown, (BLUE, ORANGE), strict=True)):
         for position, rate in enumerate(result["conditional_acceptance_rate"]):
             x, height = left + slot * (position + 0.12 + 0.39 * index), (BOTTOM - TOP) * (rate or 0)
             size = f'width="{slot * 0.36:.0f}" height="{height:.0f}"'
-            parts.append(f'<rect x="{x:.0f}" y="{BOTTOM - height:.0f}" {size} fill="{colour}"/>')
+            parts.append(f'<rect x="{x:.0f}" y="{BOTTOM - height:.0f}" {size} fill="{color}"/>')
     parts += [text(left + slot * (p + 0.5), BOTTOM + 22, str(p + 1)) for p in range(positions)]
     parts.append(text((left + right) / 2, BOTTOM + 46, "position in the draft"))
     return parts

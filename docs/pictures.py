@@ -168,7 +168,7 @@ def architecture() -> Picture:
     p.box(40, 294, 310, 28, "losses")
     p.box(370, 294, 310, 28, "decoding")
     p.text(40, 22, "entry points: compose the configuration of conf/, build, run", size=12)
-    p.text(40, 84, "a run: optimise, measure by decoding, write what engines load", size=12)
+    p.text(40, 84, "a run: optimize, measure by decoding, write what engines load", size=12)
     return p
 
 

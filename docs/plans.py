@@ -5,8 +5,8 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from specdraft.files import atomic_file
-from specdraft.training.planning.blueprint import shape_config
 from specdraft.training.planning.gpus import GPUS
+from specdraft.training.planning.meta_target import shape_config
 from specdraft.training.planning.plan import Plan, make_plan
 
 PAGE, CONF = Path(__file__).parent / "planning.md", Path(__file__).parents[1] / "conf"

@@ -13,9 +13,9 @@ def main(config: DictConfig) -> None:
     """Export, and say where to."""
     # Imported here so that --help answers at once.
     from specdraft.export import export
-    from specdraft.training.monitoring.quiet import quiet
+    from specdraft.training.monitoring.silence_warnings import silence_warnings
 
-    quiet()
+    silence_warnings()
     if config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
     print(f"export: {export(config.checkpoint, build(config.engine), config.output)}")

@@ -8,7 +8,8 @@ import torch
 from pyarrow import parquet
 from transformers import AutoConfig, LlamaConfig
 
-from specdraft.data.conversations import Conversations
+from specdraft.data.sources.conversations import Conversations
+from specdraft.data.sources.prompts import load_prompts
 from specdraft.data.store import Store
 from specdraft.data.store.contents import INDEX, checksum
 from specdraft.drafters.base import Drafter
@@ -17,14 +18,13 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
-from specdraft.evaluation.prompts import load_prompts
 from specdraft.export import export
 from specdraft.export.importing import import_eagle3
 from specdraft.export.model_card import model_card
 from specdraft.export.vllm import VLLM
 from specdraft.export.writer import layout_for
 from specdraft.targets import Target
-from specdraft.training.planning.blueprint import WeightlessTarget, target_config
+from specdraft.training.planning.meta_target import MetaTarget, target_config
 from tests.data.store.conftest import Making, packed
 from tests.fakes import tiny_llama
 from tests.fuzzing import Reader
@@ -114,7 +114,7 @@ def readers(folder: Path) -> list[Reader]:
     found.append(Reader("import", public, lambda place: import_eagle3(place, target)))
 
     def read_target(place: Path) -> None:
-        WeightlessTarget(target_config({"name": str(place)}), "fuzzed")
+        MetaTarget(target_config({"name": str(place)}), "fuzzed")
 
     for kind in ("llama", "qwen3_moe"):
         sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

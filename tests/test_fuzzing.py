@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdraft.data.forms import FORM_NAMES, MalformedError, convert, recognise
+from specdraft.data.sources.chat_formats import CHAT_FORMATS, MalformedError, convert, recognize
 from specdraft.errors import UserError
 from specdraft.redaction import redact
 from tests.fuzzed_readers import readers
@@ -80,8 +80,8 @@ KEYS = ("messages", "conversations", "system", "tools", "prompt", "response", "i
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
 def test_rows_of_any_json(row):
-    assert recognise(row) in (*FORM_NAMES, None)
-    for form in FORM_NAMES:
+    assert recognize(row) in (*CHAT_FORMATS, None)
+    for form in CHAT_FORMATS:
         try:
             messages, document, _ = convert(row, form)
         except MalformedError:

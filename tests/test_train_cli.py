@@ -16,7 +16,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdraft.data import stdlib
+from specdraft.data.sources import stdlib
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
 
@@ -242,9 +242,8 @@ def test_a_second_run_in_the_same_directory_is_refused(train, arguments, tmp_pat
     run = tmp_path / "family" / "run"
     run.mkdir(parents=True)
     (run / "metrics.csv").write_text("of the first\n")
-    claiming = (
-        "import sys, pathlib; from specdraft.training.faults.claim import claim; claim(pathlib.Path(sys.argv[1]))"
-    )
+    claiming = "import sys, pathlib; from specdraft.training.run_lock import acquire_run_lock as lock"
+    claiming += "; lock(pathlib.Path(sys.argv[1]))"
     claiming += "; print(); input()"
     command = [sys.executable, "-c", claiming, str(run)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as first:
@@ -424,8 +423,8 @@ def test_the_real_target_fails_early_without_a_hub(train, monkeypatch, tmp_path)
     def unreachable(*_args, **_kwargs):
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr("specdraft.training.planning.blueprint.get_hf_file_metadata", unreachable)
-    monkeypatch.setattr("specdraft.training.planning.blueprint._cached", lambda *_args: False)
+    monkeypatch.setattr("specdraft.training.planning.meta_target.get_hf_file_metadata", unreachable)
+    monkeypatch.setattr("specdraft.training.planning.meta_target._cached", lambda *_args: False)
     status, out, err = train("model=eagle3", "target=llama-8b", f"hydra.run.dir={tmp_path}")
     assert status == 2 and not out
     assert err.startswith("error: the target 'meta-llama/Llama-3.1-8B-Instruct' is not on this machine")

@@ -4,9 +4,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from contenders.problem import EPSILON, HEAD_DIM, LAYERS, ROPE_THETA, STEP_DECAY, Contender, Problem
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
 
 
 def build(problem: Problem) -> Contender:

@@ -14,19 +14,19 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from specdraft.data.chat import RefusedError, opening_ids
-from specdraft.data.overlap import Benchmark
 from specdraft.data.packing import PackingReport, Rows
 from specdraft.data.preparation import BESIDES, Preparation, Split
 from specdraft.data.regeneration import Engine, RegenerationSettings, default_cache_dir
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.sampler import ResumableSampler
-from specdraft.data.source import Source
+from specdraft.data.sources.base import Source
+from specdraft.data.sources.decontamination import Benchmark
 from specdraft.data.store import Store, StoredRows
-from specdraft.data.tokenise import available_cores
-from specdraft.data.vocabulary import build_draft_vocabulary, count_supervised, coverage
-from specdraft.drafters.batch import Batch
+from specdraft.data.tokenization.chat import RefusedError, opening_ids
+from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count_supervised, coverage
+from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.errors import UserError
+from specdraft.targets.batch import Batch
 
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
@@ -60,7 +60,7 @@ class DataModule(LightningDataModule):
     ) -> None:
         """Check the settings; nothing is read yet. ``limit`` and ``validation_limit`` count conversations.
 
-        ``num_proc`` processes tokenise (None: one per core, at most 8); ``num_workers`` of each loader read rows. With
+        ``num_proc`` processes tokenize (None: one per core, at most 8); ``num_workers`` of each loader read rows. With
         ``store``, a directory, rows and hidden states come from there. ``benchmark`` holds questions: conversations
         that overlap with one are left out.
         """
@@ -100,7 +100,7 @@ class DataModule(LightningDataModule):
     # --- preparation ------------------------------------------------------------------------------------------------
 
     def prepare(self, target: "Target", engine: Engine | None = None) -> None:
-        """Read, regenerate (or find in the cache), tokenise, pack and count; or open the store. Raises UserError.
+        """Read, regenerate (or find in the cache), tokenize, pack and count; or open the store. Raises UserError.
 
         ``engine`` lets the target answer; None: in this process.
         """
@@ -118,7 +118,7 @@ class DataModule(LightningDataModule):
     def check_reads(self, drafter: "Drafter") -> None:
         """Raises UserError if the drafter reads what the store, if there is one, does not hold."""
         if self._store is not None:
-            self._store.origin.check(drafter)
+            self._store.origin.check(drafter.layers, drafter.reads_every_last)
 
     def settings(self) -> dict[str, Any]:
         """What decides the rows, besides the target: JSON-able, and recorded with a store."""

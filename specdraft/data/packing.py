@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from specdraft.data.chat import Example
-from specdraft.data.examples import Flat, Ints, flatten, supervised
-from specdraft.drafters.batch import Batch
+from specdraft.data.tokenization.cache import Flat, Ints, flatten, supervised
+from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
+from specdraft.targets.batch import Batch
 
 Longs = npt.NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""From the conversations of a source to packed rows: answered or as they are, tokenised, written to disk, packed."""
+"""From the conversations of a source to packed rows: answered or as they are, tokenized, written to disk, packed."""
 
 import hashlib
 import json
@@ -12,14 +12,14 @@ import transformers
 from torch import Tensor
 from tqdm import tqdm
 
-from specdraft.data.chat import Example
-from specdraft.data.examples import Examples, Flat, Notes, in_chunks, prepared
-from specdraft.data.overlap import Benchmark
 from specdraft.data.packing import PackedRows, PackingReport, Rows, pack_flat
 from specdraft.data.regeneration import Engine, RegenerationSettings, regenerate
-from specdraft.data.source import Conversation, Selection, Source, named
+from specdraft.data.sources.base import Conversation, Selection, Source, named
+from specdraft.data.sources.decontamination import Benchmark
 from specdraft.data.store.contents import tokenizer_hash
-from specdraft.data.tokenise import CHUNK, accepted, tokenised
+from specdraft.data.tokenization.cache import Examples, Flat, Notes, in_chunks, prepared
+from specdraft.data.tokenization.chat import Example
+from specdraft.data.tokenization.tokenize import CHUNK, accepted, tokenized
 
 if TYPE_CHECKING:
     from specdraft.targets import Target
@@ -49,7 +49,7 @@ BESIDES = ("fingerprint", *COUNTS)
 class Preparation:
     """What decides the rows, besides the target. ``limits`` count conversations by split; None takes all.
 
-    ``num_proc`` processes tokenise. Conversations that overlap with the ``benchmark`` are left out.
+    ``num_proc`` processes tokenize. Conversations that overlap with the ``benchmark`` are left out.
     """
 
     source: Source
@@ -83,11 +83,11 @@ class Preparation:
         return min(self.sequence_length, target.max_length)
 
     def prepare(self, target: "Target", split: str, engine: Engine) -> Split:
-        """Read, regenerate (or find in the cache), tokenise, pack and count. Raises UserError."""
+        """Read, regenerate (or find in the cache), tokenize, pack and count. Raises UserError."""
         found = self.source.conversations(split, self.limits[split])
         examples = prepared(
             self.cache_dir / "prepared",
-            self._decisive(target, split, found),
+            self._cache_key_fields(target, split, found),
             target.vocab_size,
             lambda notes: self._examples(target, split, found, engine, notes),
         )
@@ -95,7 +95,7 @@ class Preparation:
         counts = {name: examples.notes.counts[name] for name in COUNTS}
         return Split(rows, examples.counts, report, _fingerprint(examples, rows), **counts)
 
-    def _decisive(self, target: "Target", split: str, found: Selection) -> dict[str, Any]:
+    def _cache_key_fields(self, target: "Target", split: str, found: Selection) -> dict[str, Any]:
         """All that decides the examples."""
         settings = self.settings()
         regenerated = {
@@ -124,7 +124,7 @@ class Preparation:
             bar = tqdm(found, desc=f"preparing {split} conversations", unit="", unit_scale=True, dynamic_ncols=True)
             conversations = self._without_benchmark(bar, notes)
             processes = min(self.num_proc, -(-len(found) // CHUNK))
-            chunks = tokenised(target.tokenizer, conversations, target.eos_token_ids, processes)
+            chunks = tokenized(target.tokenizer, conversations, target.eos_token_ids, processes)
             where = f"{split} conversations of {self.source.name}"
             yield from accepted(chunks, self.source.max_malformed, where, notes)
         if notes.counts["overlapping"]:

@@ -27,7 +27,7 @@ class _BufferedLayer(DynamicLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         rows, heads = key_states.shape[:2]
-        # Zeros, because a row that is shorter than its neighbours is read beyond its end: masked, but not if NaN.
+        # Zeros, because a row that is shorter than its neighbors is read beyond its end: masked, but not if NaN.
         self.keys = key_states.new_zeros((rows, heads, self.capacity, key_states.shape[3]))
         self.values = value_states.new_zeros((rows, heads, self.capacity, value_states.shape[3]))
         self.lengths = [0] * rows

@@ -1,7 +1,7 @@
 """The shapes that drafts can take: a chain, a tree known beforehand, or a tree that grows where the draft is sure.
 
-A shape says how many tokens to draft and where; ``drafters/growth.py`` grows a draft of that shape from any drafter
-that can tell what follows a node.
+A shape says how many tokens to draft and where; ``drafters/draft_tree_builder.py`` grows a draft of that shape from any
+drafter that can tell what follows a node.
 """
 
 from collections.abc import Sequence

@@ -3,10 +3,15 @@
 It is there to be looked at; counting needs no more than ``Generation``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from specdraft.decoding.rules import Verdict
 from specdraft.decoding.tree import ROOT, DraftTree
+
+ACCEPTED, REJECTED, CORRECTED, OWN = "accepted", "rejected", "corrected", "own"
+_WINDOW, _CONTEXT = 64, 8  # tokens that are decoded at a time, and those that decide how the next ones read
 
 
 @dataclass(frozen=True)
@@ -48,3 +53,62 @@ class Trace:
         for each in self.rounds:
             emitted += [*each.drafted[: each.accepted], each.next_token]
         return emitted
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of text of one status: ``ACCEPTED``, ``REJECTED``, ``CORRECTED`` or ``OWN``."""
+
+    text: str
+    status: str
+
+
+def segments(trace: Trace, length: int, tokenizer: Any) -> list[Segment]:
+    """The first ``length`` emitted tokens of a trace as text, each round's rejected tokens before the target's own.
+
+    Without a tokenizer tokens are shown as numbers.
+    """
+    text = _TextStream(tokenizer)
+    found = [Segment(text.add([trace.first_token]), OWN)]
+    left = length - 1
+    for each in trace.rounds:
+        if left <= 0:
+            break
+        kept = each.drafted[: min(each.accepted, left)]
+        found.append(Segment(text.add(kept), ACCEPTED))
+        left -= len(kept)
+        if left > 0:
+            rejected = each.drafted[each.accepted :]
+            found.append(Segment(text.instead(rejected), REJECTED))
+            found.append(Segment(text.add([each.next_token]), CORRECTED if rejected else OWN))
+            left -= 1
+    return [segment for segment in found if segment.text]
+
+
+class _TextStream:
+    """Token ids that become text segment by segment: what a token adds depends on those before it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.ids: list[int] = []  # the last ones
+        self.shown = 0  # characters handed out
+
+    def add(self, ids: Sequence[int]) -> str:
+        """The text that these ids add. Half a character waits for its other half."""
+        self.ids += ids
+        text = self._decode(self.ids)
+        whole = text.rstrip("\ufffd")
+        added, self.shown = whole[self.shown :], max(self.shown, len(whole))
+        if len(self.ids) > _WINDOW and text == whole:  # to decode all of it each time would take quadratic time
+            self.ids = self.ids[-_CONTEXT:]
+            self.shown = len(self._decode(self.ids))
+        return added
+
+    def instead(self, ids: Sequence[int]) -> str:
+        """The text that these ids would add."""
+        return self._decode([*self.ids, *ids]).rstrip("\ufffd")[self.shown :] if ids else ""
+
+    def _decode(self, ids: list[int]) -> str:
+        if self.tokenizer is None:
+            return "".join(f"{token} " for token in ids)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))

@@ -22,7 +22,7 @@ class DraftTree:
     level. Parents come before children, and siblings in the order in which they are to be tried.
 
     q: ``[N, V]`` fp32, the distribution that each token was drawn from, over the target vocabulary; of siblings drawn
-    without replacement, the renormalised rest at each draw. None if the tokens were chosen deterministically.
+    without replacement, the renormalized rest at each draw. None if the tokens were chosen deterministically.
     """
 
     tokens: Tensor

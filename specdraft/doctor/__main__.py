@@ -16,8 +16,8 @@ FAULTS = 1  # exit status
 def main(config: DictConfig) -> None:
     """Load the drafter as it is served, and its target; print a finding per check."""
     # Imported here so that --help answers at once.
-    from specdraft.doctor import Level, Patient, Serving, examine, report
-    from specdraft.doctor.patient import is_checkpoint
+    from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
+    from specdraft.doctor.loaded_drafter import is_checkpoint
     from specdraft.drafters.checkpoint import read_config
     from specdraft.evaluation import load_prompts
 
@@ -31,8 +31,8 @@ def main(config: DictConfig) -> None:
         recorded = read_config(config.checkpoint)["target"]
         config.target.name, config.target.revision = recorded["name"], recorded["revision"]
     prompts = load_prompts(config.traffic, config.limit)
-    patient = Patient.load(config.checkpoint, build(config.target))
-    findings = examine(patient, prompts, Serving(**config.serving), config.max_new_tokens)
+    loaded = LoadedDrafter.load(config.checkpoint, build(config.target))
+    findings = run_checks(loaded, prompts, Serving(**config.serving), config.max_new_tokens)
     print(report(findings))
     if any(finding.level is Level.FAULT for finding in findings):
         sys.exit(FAULTS)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from specdraft.doctor.findings import Finding, Level
-from specdraft.doctor.patient import Patient, Serving, served_dtype
+from specdraft.doctor.loaded_drafter import LoadedDrafter, Serving, served_dtype
 from specdraft.drafters.checkpoint import about_target, check_target
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.eagle.head import EagleHead, shape_of
@@ -18,7 +18,7 @@ _CLOSER = 0.2  # cosine by which another token's row must be nearer than a row's
 _STRAY_ROWS = 0.02
 
 
-def examine_files(patient: Patient, serving: Serving, served_template: str | None) -> Iterator[Finding]:
+def examine_files(patient: LoadedDrafter, serving: Serving, served_template: str | None) -> Iterator[Finding]:
     """A finding per check that applies. ``served_template``: hash of the chat template that will be served with."""
     yield _identity(patient)
     yield _template(patient, served_template)
@@ -31,7 +31,7 @@ def examine_files(patient: Patient, serving: Serving, served_template: str | Non
         yield _dtype(patient.drafter, patient, serving)
 
 
-def _identity(patient: Patient) -> Finding:
+def _identity(patient: LoadedDrafter) -> Finding:
     if not patient.recorded:
         return Finding("target", Level.NOTE, "these files do not say which weights of the target they were trained for")
     try:
@@ -41,7 +41,7 @@ def _identity(patient: Patient) -> Finding:
     return Finding("target", Level.OK, f"trained for {patient.target.identity.name}, these very weights")
 
 
-def _template(patient: Patient, served: str | None) -> Finding:
+def _template(patient: LoadedDrafter, served: str | None) -> Finding:
     trained = patient.recorded.get("extra", {}).get("target", {}).get("chat_template_hash")
     if trained is None and served is None:
         return Finding(
@@ -63,7 +63,7 @@ def _template(patient: Patient, served: str | None) -> Finding:
     return Finding("chat template", Level.OK, f"{served}, as in training")
 
 
-def _context(patient: Patient, serving: Serving) -> Finding:
+def _context(patient: LoadedDrafter, serving: Serving) -> Finding:
     wanted = serving.max_model_len or patient.target.max_length
     described = {**patient.drafter.config(), **patient.served}
     held = described.get("max_position_embeddings", wanted)
@@ -85,7 +85,7 @@ def _context(patient: Patient, serving: Serving) -> Finding:
     return Finding("context length", Level.OK, f"{held} positions for {wanted}")
 
 
-def _rope(patient: Patient) -> Finding:
+def _rope(patient: LoadedDrafter) -> Finding:
     ours = dict(patient.drafter.config()["rope_parameters"])
     own = shape_of(patient.target, None)["rope_parameters"]
     if ours != own:
@@ -98,7 +98,7 @@ def _rope(patient: Patient) -> Finding:
     return Finding("rope", Level.OK, f"{ours}, the target's own")
 
 
-def _numbering(patient: Patient) -> Finding:
+def _numbering(patient: LoadedDrafter) -> Finding:
     layers = list(patient.drafter.layers)
     theirs = (patient.served.get("eagle_config") or {}).get(_KEY)
     if patient.served.get(_KEY) and theirs and [k + 1 for k in theirs] != layers:
@@ -113,7 +113,7 @@ def _numbering(patient: Patient) -> Finding:
     )
 
 
-def _vocabulary(head: Eagle3, patient: Patient) -> Finding:
+def _vocabulary(head: Eagle3, patient: LoadedDrafter) -> Finding:
     """d2t is sound, and its ids are those whose rows the projection grew from."""
     try:
         layout(head.float(), about_target(patient.target), "float32")
@@ -137,7 +137,7 @@ def _vocabulary(head: Eagle3, patient: Patient) -> Finding:
 
 
 @torch.no_grad()
-def _stray_rows(head: Eagle3, patient: Patient) -> float:
+def _stray_rows(head: Eagle3, patient: LoadedDrafter) -> float:
     """Share of the rows that are clearly nearer to another token's row of the target's head than to their own's."""
     table = torch.nn.functional.normalize(patient.target.head.weight.float(), dim=-1)  # [V, H]
     stray = 0
@@ -148,7 +148,7 @@ def _stray_rows(head: Eagle3, patient: Patient) -> float:
     return stray / len(head.draft_ids)
 
 
-def _dtype(head: Eagle3, patient: Patient, serving: Serving) -> Finding:
+def _dtype(head: Eagle3, patient: LoadedDrafter, serving: Serving) -> Finding:
     wanted = served_dtype(patient, serving)
     lost = [name for name, weight in head.named_parameters() if not bool(weight.to(DTYPES[wanted]).isfinite().all())]
     if lost:

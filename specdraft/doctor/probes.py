@@ -1,7 +1,7 @@
 """Checks that compute: the target answers some prompts, and the drafter predicts those answers in several ways.
 
 Expected acceptance at step s is the mean of 1 - TV(p, q) over the rows that step s of the training-time test predicts,
-true tokens before it. Where another reading of the same weights (neighbouring layers, the other norm) predicts the
+true tokens before it. Where another reading of the same weights (neighboring layers, the other norm) predicts the
 answers better for certain, that reading is the one the head was trained for, however small the difference.
 """
 
@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdraft.data.chat import Example
 from specdraft.data.packing import pack
-from specdraft.data.source import Message
+from specdraft.data.sources.base import Message
+from specdraft.data.sources.prompts import Prompt, encode
+from specdraft.data.tokenization.chat import Example
 from specdraft.decoding.decoder import Decoder
 from specdraft.doctor.findings import Finding, Level
-from specdraft.doctor.patient import Patient, Serving, served_dtype
-from specdraft.drafters.batch import Batch
+from specdraft.doctor.loaded_drafter import LoadedDrafter, Serving, served_dtype
 from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import bootstrap_interval
-from specdraft.evaluation.prompts import Prompt, encode
 from specdraft.export.layout import DTYPES
+from specdraft.targets.batch import Batch
 
 _SURE = 0.99  # confidence with which another reading must be better to be believed
 _WORSE = 0.85  # acceptance below this share of what it was is a fault
@@ -39,7 +39,7 @@ class Answers:
     tokens: Tensor
 
     @classmethod
-    def of(cls, patient: Patient, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> "Answers":
+    def of(cls, patient: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> "Answers":
         """The target's greedy answers."""
         target = patient.target
         said = [g.tokens for g in Decoder(target).generate_batch(prompts, max_new_tokens, batch_size=8)]
@@ -51,7 +51,7 @@ class Answers:
 
 
 def examine_by_computing(
-    patient: Patient, serving: Serving, prompts: Sequence[Prompt], max_new_tokens: int
+    patient: LoadedDrafter, serving: Serving, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> Iterator[Finding]:
     """A finding per check that applies to this kind of drafter. Raises UserError if no prompt fits the context."""
     if not patient.target.tokenizer.chat_template and (
@@ -83,7 +83,7 @@ def examine_by_computing(
 
 
 @torch.no_grad()
-def acceptance(patient: Patient, answers: Answers, step: int = 0, layers: Sequence[int] | None = None) -> Tensor:
+def acceptance(patient: LoadedDrafter, answers: Answers, step: int = 0, layers: Sequence[int] | None = None) -> Tensor:
     """Expected acceptance at a step, reading these layers of the target (None: the drafter's own).
 
     Sums and rows of each prompt, ``[P, 2]``.
@@ -110,7 +110,7 @@ def better(other: Tensor, own: Tensor) -> bool:
     return interval is not None and interval[0] > 0
 
 
-def _ids(patient: Patient, prompts: Sequence[Prompt], system: str | None, room: int) -> list[list[int]]:
+def _ids(patient: LoadedDrafter, prompts: Sequence[Prompt], system: str | None, room: int) -> list[list[int]]:
     before: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
     rendered = [encode(patient.target.tokenizer, [*before, *prompt.opening]) for prompt in prompts]
     fitting = [ids for ids in rendered if len(ids) + room <= patient.target.max_length]
@@ -152,10 +152,10 @@ def _unjudged(check: str, answers: Answers, sums: Tensor) -> Finding | None:
     return None
 
 
-def _layers(head: Eagle3, patient: Patient, answers: Answers, own: Tensor) -> Finding:
+def _layers(head: Eagle3, patient: LoadedDrafter, answers: Answers, own: Tensor) -> Finding:
     last = patient.target.num_layers
-    neighbours = [[k + d for k in head.layers] for d in (-1, 1)]
-    read = [layers for layers in neighbours if layers[0] > 0 and layers[-1] <= last]
+    neighbors = [[k + d for k in head.layers] for d in (-1, 1)]
+    read = [layers for layers in neighbors if layers[0] > 0 and layers[-1] <= last]
     found = [acceptance(patient, answers, layers=layers) for layers in read]
     for layers, other in zip(read, found, strict=True):
         if better(other, own):
@@ -170,7 +170,7 @@ def _layers(head: Eagle3, patient: Patient, answers: Answers, own: Tensor) -> Fi
     return Finding("layers", Level.OK, f"expected acceptance {_mean(own)}; by one layer off {beside}")
 
 
-def _norm(head: Eagle3, patient: Patient, answers: Answers, own: Tensor) -> Finding:
+def _norm(head: Eagle3, patient: LoadedDrafter, answers: Answers, own: Tensor) -> Finding:
     head.norm_output = not head.norm_output
     try:
         other = acceptance(patient, answers, step=1)
@@ -186,7 +186,7 @@ def _norm(head: Eagle3, patient: Patient, answers: Answers, own: Tensor) -> Find
     return Finding("norm", Level.OK, f"second token {_mean(own)}; with the other norm_output {_mean(other)}")
 
 
-def _rounding(head: Eagle3, patient: Patient, answers: Answers, own: Tensor, serving: Serving) -> Finding:
+def _rounding(head: Eagle3, patient: LoadedDrafter, answers: Answers, own: Tensor, serving: Serving) -> Finding:
     """Weights as the serving dtype holds them; the arithmetic itself stays the target's."""
     wanted = DTYPES[served_dtype(patient, serving)]
     kept = {name: parameter.detach().clone() for name, parameter in head.named_parameters()}
@@ -207,7 +207,7 @@ def _rounding(head: Eagle3, patient: Patient, answers: Answers, own: Tensor, ser
     return Finding("rounding", Level.OK, f"in {name} {_mean(rounded)}, unrounded {_mean(own)}")
 
 
-def _system_prompt(patient: Patient, answers: Answers, own: Tensor) -> Finding:
+def _system_prompt(patient: LoadedDrafter, answers: Answers, own: Tensor) -> Finding:
     found = acceptance(patient, answers)
     if unjudged := _unjudged("system prompt", answers, found):
         return unjudged
@@ -221,7 +221,7 @@ def _system_prompt(patient: Patient, answers: Answers, own: Tensor) -> Finding:
     return Finding("system prompt", Level.OK, f"expected acceptance {_mean(found)} with it, {_mean(own)} without")
 
 
-def _coverage(head: Eagle3, patient: Patient, answers: Answers) -> Finding:
+def _coverage(head: Eagle3, patient: LoadedDrafter, answers: Answers) -> Finding:
     covered = float(torch.isin(answers.tokens, head.draft_ids.cpu()).float().mean())
     trained = patient.training("train_coverage")
     beside = "" if trained is None else f" (in training {trained:.1%})"
@@ -235,7 +235,7 @@ def _coverage(head: Eagle3, patient: Patient, answers: Answers) -> Finding:
     return Finding("draft vocabulary", Level.OK, f"it holds {covered:.1%} of what the target says here{beside}")
 
 
-def _decoded(patient: Patient, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Finding:
+def _decoded(patient: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Finding:
     recorded: Any = patient.recorded.get("extra", {})
     depth = recorded.get("decoding", {}).get("num_draft_tokens", 5)
     generations = Decoder(patient.target, patient.drafter, depth).generate_batch(prompts, max_new_tokens, 8)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdraft.drafters.batch import Batch
+from specdraft.targets.batch import Batch
 
 
 class Alignment(NamedTuple):

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.batch import Batch
 from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
 from specdraft.tensors import keeping_buffers
 
 
 class TrainingLoss(NamedTuple):
-    """``loss``: scalar to minimise. ``metrics``: sums under names ending in ``_sum`` and their ``_total`` counts, so
+    """``loss``: scalar to minimize. ``metrics``: sums under names ending in ``_sum`` and their ``_total`` counts, so
     that they can be added over steps and ranks and divided once. A tuple, because DeepSpeed looks for tensors in it."""
 
     loss: Tensor

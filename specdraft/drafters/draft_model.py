@@ -23,16 +23,16 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.base import Drafter, TrainingLoss
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.draft_start import attention, find_start, take_weights
-from specdraft.drafters.growth import Level, Vocabulary, grow_batch
-from specdraft.drafters.objective import DraftHead, lend, objective
+from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
+from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.on_policy import continue_answers
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import cross_entropy
 from specdraft.losses.divergence import divergence as find_divergence
 from specdraft.targets import Features, LanguageModel, Target
+from specdraft.targets.batch import Batch
 from specdraft.tensors import keeping_buffers
 
 
@@ -220,7 +220,7 @@ class DraftModel(Drafter):
         step = Step(last[rows] * model.logit_scale, rows, 1.0, total=None if totals is None else totals[0])
         labels = batch.input_ids.flatten().roll(-1)
         teacher = Teacher(features.last.flatten(0, 1), target.logits, None, labels)
-        return lend([model.head], lambda weights: objective(weights, teacher, [step], self.divergence))
+        return call_with_weights([model.head], lambda weights: objective(weights, teacher, [step], self.divergence))
 
     def start(self, first_token: int, max_length: int) -> DraftState:
         """A text of one token, not yet read."""

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from specdraft.errors import UserError
 from specdraft.targets import LanguageModel, Target, loading
-from specdraft.targets.partition import gathered
+from specdraft.targets.sharded import gathered
 
 STARTS = ("layers", "scratch", "checkpoint")
 

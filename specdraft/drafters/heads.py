@@ -4,7 +4,7 @@ R = rows of the flat batch, n = rows of a head, m = nodes of a level, H = hidden
 
 - Row r's hidden state is the one after the final norm, from which the target itself predicts token r+1. Head i predicts
   token r+2+i from it, so that k heads draft k levels from one target pass.
-- A head is a block of residual layers, zero-initialised and so the identity at first, and a projection that starts from
+- A head is a block of residual layers, zero-initialized and so the identity at first, and a projection that starts from
   the target's own rows: an untrained head says what the target says at its row (2401.10774, section 2.1).
 - The logit scale of a target (Cohere, Granite) is part of those first rows, because serving engines apply none to a
   head. A soft-cap cannot be part of a linear projection; it keeps the order of tokens, and training fits the rest.
@@ -24,14 +24,14 @@ from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import align, count_rows
 from specdraft.drafters.base import Drafter, TrainingLoss
-from specdraft.drafters.batch import Batch
-from specdraft.drafters.growth import Level, grow_batch
-from specdraft.drafters.objective import DraftHead, lend, objective
+from specdraft.drafters.draft_tree_builder import Level, grow_batch
+from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence as find_divergence
 from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
 
 
 class ResidualBlock(nn.Module):
@@ -167,7 +167,7 @@ class Heads(DraftVocabulary, Drafter):
         labels = alignment.tokens[1 : 1 + len(last)]
         teacher = Teacher(last, target.logits, self.vocabulary.ids, labels)
         projections = cast("list[DraftHead]", list(self.lm_heads))
-        return lend(projections, lambda weights: objective(weights, teacher, steps, self.divergence))
+        return call_with_weights(projections, lambda weights: objective(weights, teacher, steps, self.divergence))
 
     def start(self, first_token: int, max_length: int) -> HeadsState:
         """An empty state."""

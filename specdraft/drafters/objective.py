@@ -1,4 +1,4 @@
-"""What trained drafters minimise, and what they count on the way: one function for all of them.
+"""What trained drafters minimize, and what they count on the way: one function for all of them.
 
 n = supervised rows of a step, H = hidden size, Vd = draft vocabulary.
 """
@@ -28,7 +28,7 @@ class DraftHead(nn.Linear):
         return super().forward(given) if isinstance(given, Tensor) else given(self.weight)
 
 
-def lend(heads: Sequence[DraftHead], use: Callable[[list[Tensor]], T]) -> T:
+def call_with_weights(heads: Sequence[DraftHead], use: Callable[[list[Tensor]], T]) -> T:
     """What ``use`` makes of the heads' weights, all there at once: each head is called inside the one before."""
 
     def borrow(weights: list[Tensor]) -> Any:

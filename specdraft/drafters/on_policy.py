@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from specdraft.decoding.sampling import sample
-from specdraft.drafters.batch import Batch
 from specdraft.targets import LanguageModel
+from specdraft.targets.batch import Batch
 
 
 class Span(NamedTuple):

@@ -8,7 +8,7 @@ A smaller vocabulary makes a cheaper projection; a token outside it is never dra
 import torch
 from torch import Tensor, nn
 
-from specdraft.drafters.growth import Vocabulary
+from specdraft.drafters.draft_tree_builder import Vocabulary
 from specdraft.errors import UserError
 
 

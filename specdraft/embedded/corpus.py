@@ -4,7 +4,7 @@ import random
 
 from transformers import PreTrainedTokenizerFast
 
-from specdraft.data import stdlib
+from specdraft.data.sources import stdlib
 
 ROW = 512  # tokens of a training row
 
@@ -35,7 +35,7 @@ def rows(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: rand
         whole = int(weight)
         chosen += kinds[kind] * whole
         chosen += rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
-    # Long files are cut into pieces before shuffling: else one module fills several neighbouring batches.
+    # Long files are cut into pieces before shuffling: else one module fills several neighboring batches.
     pieces = [ids[start : start + ROW] for ids in chosen for start in range(0, len(ids), ROW)]
     rng.shuffle(pieces)
     stream = [token for piece in pieces for token in piece]

@@ -16,9 +16,9 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdraft.data import stdlib
-from specdraft.embedded.card import write_card
+from specdraft.data.sources import stdlib
 from specdraft.embedded.corpus import ROW, documents, rows
+from specdraft.embedded.measure_target import write_card
 from specdraft.embedded.tokenizer import train_tokenizer
 
 VOCAB, CONTEXT = 4096, 1024

@@ -1,10 +1,10 @@
 """Evaluation by real decoding: benchmark prompts, measured acceptance and speed, table and report."""
 
-from specdraft.evaluation.cost_model import CostSettings
+from specdraft.data.sources.prompts import Prompt, load_prompts
 from specdraft.evaluation.evaluator import Evaluation, EvaluationSettings, evaluate
-from specdraft.evaluation.prompts import Prompt, load_prompts
-from specdraft.evaluation.report import write_report
-from specdraft.evaluation.table import table
+from specdraft.evaluation.report.html import write_report
+from specdraft.evaluation.report.table import table
+from specdraft.evaluation.speedup.model import CostSettings
 
 __all__ = [
     "CostSettings",

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from specdraft.data.chat import answer_in_words
-from specdraft.decoding.coloured import pieces
+from specdraft.data.sources.prompts import Prompt, check_lengths, encode
+from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import Rule, describe, rejection_sampling
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape, as_shape
+from specdraft.decoding.trace import segments
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.evaluation import environment
-from specdraft.evaluation.advice import Advice, advise
-from specdraft.evaluation.cost_model import CostModel, CostSettings
-from specdraft.evaluation.costs import costs
 from specdraft.evaluation.distinctness import distinct_ngrams
-from specdraft.evaluation.prompts import Prompt, check_lengths, encode
 from specdraft.evaluation.results import Request, Result, summarize
+from specdraft.evaluation.speedup.advice import Advice, advise
+from specdraft.evaluation.speedup.measure import costs
+from specdraft.evaluation.speedup.model import CostModel, CostSettings
 from specdraft.files import atomic_file
 from specdraft.redaction import redact
 from specdraft.targets.loading import template_hash
@@ -107,7 +107,7 @@ class Evaluation:
     results: list[Result]
     categories: list[Result]
     distinct_4gram: dict[float, float]  # by temperature, of the baseline's generations
-    samples: list[dict[str, Any]] = field(default_factory=list)  # drafter, temperature, category, question, pieces
+    samples: list[dict[str, Any]] = field(default_factory=list)  # drafter, temperature, category, question, segments
     cost_models: list[CostModel] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)  # what was really measured of what is predicted
     advice: list[Advice] = field(default_factory=list)  # a drafter each
@@ -271,14 +271,14 @@ def _checked(result: Result, shape: Shape, drafter: str) -> dict[str, Any]:
 def _samples(
     target: "Target", result: Result, requests: Sequence[Request], prompts: Sequence[Prompt]
 ) -> list[dict[str, Any]]:
-    """The recorded answers, as pieces that say where each came from."""
+    """The recorded answers, as segments that say where each came from."""
     return [
         {
             "drafter": result.drafter,
             "temperature": result.temperature,
             "category": request.category,
             "question": prompts[request.prompt].opening[-1]["content"],
-            "pieces": [asdict(piece) for piece in pieces(trace, len(request.drafted.tokens), target.tokenizer)],
+            "segments": [asdict(each) for each in segments(trace, len(request.drafted.tokens), target.tokenizer)],
         }
         for request in requests
         if (trace := request.drafted.trace) is not None

@@ -5,10 +5,10 @@ P = prompts, R = resamples. Definitions of acceptance are those of ``specdraft.d
 - *tokens per second* = emitted tokens / (prefill + decoding time), counted alike with and without drafting: ids, cut at
   the end of text and at the requested length.
 - *speedup* = tokens per second with drafting / without, same loop, prompts and sampling. *decoding speedup*: the same
-  without the prompts' passes, which is what the cost model (``specdraft.evaluation.cost_model``) predicts.
+  without the prompts' passes, which is what the cost model (``specdraft.evaluation.speedup.model``) predicts.
 - *cost ratio* c = draft step time / target step time. The draft step is everything the drafter costs in a round over K;
   the target step is a round of the baseline, a forward pass over one token.
-- *modelled speedup* = tau / (1 + K * c): what the measured acceptance and cost would give if verifying K + 1 tokens
+- *modeled speedup* = tau / (1 + K * c): what the measured acceptance and cost would give if verifying K + 1 tokens
   cost the target no more than decoding one. *verification cost ratio* says how far that is from true.
 """
 

@@ -42,14 +42,14 @@ class Teacher:
         """The distributions at ``positions [c]``."""
         logits = self.logits(self.last[positions]).to(dtype)  # [c, V]
         if self.draft_ids is None:
-            p, log_normaliser, best = softmax(logits, torch.empty_like(logits))
-            mass = torch.ones_like(log_normaliser)
+            p, log_normalizer, best = softmax(logits, torch.empty_like(logits))
+            mass = torch.ones_like(log_normalizer)
         else:
             best, outside = logits.argmax(-1), logits.logsumexp(-1)
             logits = logits.index_select(-1, self.draft_ids)  # [c, Vd]
-            p, log_normaliser, _ = softmax(logits, torch.empty_like(logits))
-            mass = (log_normaliser - outside).exp_()
-        p_log_p = torch.linalg.vecdot(p, logits) - log_normaliser
+            p, log_normalizer, _ = softmax(logits, torch.empty_like(logits))
+            mass = (log_normalizer - outside).exp_()
+        p_log_p = torch.linalg.vecdot(p, logits) - log_normalizer
         return Distribution(p, p_log_p, mass, best, None if self.labels is None else self._label(positions))
 
     def _label(self, positions: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class StepResult:
 
 
 def softmax(logits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax of ``logits [c, Vd]`` into ``out``, the log normaliser ``[c]`` and the argmax ``[c]``.
+    """Softmax of ``logits [c, Vd]`` into ``out``, the log normalizer ``[c]`` and the argmax ``[c]``.
 
     Five passes over memory that is there already; torch's own functions would touch fresh pages in each.
     """
@@ -193,7 +193,7 @@ class _ChunkedDistillation(torch.autograd.Function):
                     torch.mm(h, weight.T, out=z)
                 else:
                     z.copy_(torch.nn.functional.linear(h, weight))
-                _, log_normaliser, drafted = softmax(z, out=q)
+                _, log_normalizer, drafted = softmax(z, out=q)
                 drafted = drafted if teacher.draft_ids is None else teacher.draft_ids[drafted]
                 result.matched[low:high] = drafted == at.best
                 torch.mul(at.p, at.mass[:, None], out=overlap)
@@ -201,7 +201,7 @@ class _ChunkedDistillation(torch.autograd.Function):
                 result.alpha_sum += alpha.sum()
                 result.mass_sum += at.mass.sum()
 
-                values, grad_z = divergence(Draft(z, log_normaliser, q, overlap, alpha), at)
+                values, grad_z = divergence(Draft(z, log_normalizer, q, overlap, alpha), at)
                 result.loss_sum += values.sum()
                 grad_z = grad_z.mul_(step.scale).to(h.dtype)
                 if isinstance(weight, FrozenHead):

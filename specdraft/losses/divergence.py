@@ -12,7 +12,7 @@ gradient while the logits of a chunk are still in memory; the same in plain form
 | ``lk_hybrid`` | lambda KL(p, q) + (1 - lambda) (1 - alpha) | KL early, total variation late (LK, 2602.23881) |
 | ``cross_entropy`` | -log q(label) | against the true next token instead of the target's distribution |
 
-With a pruned vocabulary the first three compare q with p renormalised over it. The expected acceptance alpha = sum
+With a pruned vocabulary the first three compare q with p renormalized over it. The expected acceptance alpha = sum
 min(p, q) and the total variation are against the true p: tokens outside the draft vocabulary are lost.
 """
 
@@ -27,7 +27,7 @@ from specdraft.errors import UserError
 
 
 class Distribution(NamedTuple):
-    """The target at c positions: p ``[c, Vd]`` renormalised over the draft vocabulary, sum p log p ``[c]``, the mass
+    """The target at c positions: p ``[c, Vd]`` renormalized over the draft vocabulary, sum p log p ``[c]``, the mass
     ``[c]`` that the full distribution gives to the draft vocabulary, the best token ``[c]`` of the full vocabulary, and
     the draft id ``[c]`` of the true next token (-1: outside the draft vocabulary), or None where it is not known."""
 
@@ -43,11 +43,11 @@ class Distribution(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """The draft at the same positions: logits z ``[c, Vd]``, their log normaliser ``[c]``, q = softmax(z) ``[c, Vd]``,
+    """The draft at the same positions: logits z ``[c, Vd]``, their log normalizer ``[c]``, q = softmax(z) ``[c, Vd]``,
     overlap = min(mass p, q) ``[c, Vd]`` and its sum alpha ``[c]``, the expected acceptance."""
 
     z: Tensor
-    log_normaliser: Tensor
+    log_normalizer: Tensor
     q: Tensor
     overlap: Tensor
     alpha: Tensor
@@ -75,7 +75,7 @@ def reverse_kl(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Jsd:
-    """Generalised Jensen-Shannon divergence: the symmetric one at ``beta`` 0.5; beta times the forward KL for small
+    """Generalized Jensen-Shannon divergence: the symmetric one at ``beta`` 0.5; beta times the forward KL for small
     beta, 1 - beta times the reverse KL for beta near 1."""
 
     beta: float = 0.5
@@ -128,7 +128,7 @@ def cross_entropy(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
     if target.label is None:
         raise UserError("this drafter has no true next tokens for the divergence cross_entropy: choose forward_kl")
     known, label = target.label >= 0, target.label.clamp(min=0)[:, None]
-    values = draft.log_normaliser - draft.z.gather(-1, label)[:, 0]
+    values = draft.log_normalizer - draft.z.gather(-1, label)[:, 0]
     grad_z = draft.q.scatter_add_(-1, label, torch.full_like(values, -1)[:, None])
     return values.where(known, 0), grad_z.mul_(known[:, None])
 
@@ -161,12 +161,12 @@ DIVERGENCES: dict[str, Divergence | type[Jsd] | type[LkHybrid]] = {
 
 
 def _forward_kl(draft: Draft, target: Distribution) -> Tensor:
-    return target.p_log_p - torch.linalg.vecdot(target.p, draft.z) + draft.log_normaliser
+    return target.p_log_p - torch.linalg.vecdot(target.p, draft.z) + draft.log_normalizer
 
 
 def _kl_from_q(draft: Draft, log_r: Tensor) -> tuple[Tensor, Tensor]:
     """KL(q, r) = sum q d with d = log q - log r, and its gradient q (d - sum q d) at a fixed r; overwrites z."""
-    d = draft.z.sub_(draft.log_normaliser[:, None]).sub_(log_r)
+    d = draft.z.sub_(draft.log_normalizer[:, None]).sub_(log_r)
     values = torch.linalg.vecdot(draft.q, d)
     return values, d.sub_(values[:, None]).mul_(draft.q)
 

@@ -1,6 +1,6 @@
 """The losses in plain formulas, every logit at once, gradients by autograd: what the chunked ones must equal.
 
-n = rows of a step, Vd = draft vocabulary. A formula makes values ``[n]`` of log p and log q ``[n, Vd]``, p renormalised
+n = rows of a step, Vd = draft vocabulary. A formula makes values ``[n]`` of log p and log q ``[n, Vd]``, p renormalized
 over the draft vocabulary, p's mass ``[n]`` there, and the labels ``[n]`` as draft ids, -1 outside.
 """
 
@@ -26,7 +26,7 @@ def reverse_kl(log_p: Tensor, log_q: Tensor, mass: Tensor, label: Tensor | None)
 
 
 def jsd(beta: float) -> Formula:
-    """Generalised Jensen-Shannon divergence."""
+    """Generalized Jensen-Shannon divergence."""
 
     def formula(log_p: Tensor, log_q: Tensor, mass: Tensor, label: Tensor | None) -> Tensor:
         log_m = (beta * log_p.exp() + (1 - beta) * log_q.exp()).log()

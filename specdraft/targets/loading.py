@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from specdraft.errors import UserError
 from specdraft.files import member, read_json
-from specdraft.targets.partition import gathered
+from specdraft.targets.sharded import gathered
 from specdraft.targets.sizes import check_sizes
 
 _EMBEDDED = "embedded://"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specdraft.targets.target import Target
 
 _PROBE = 32  # tokens
-# Of two engines' hidden states of a token, relative to its norm; neighbouring layers differ by a tenth and more.
+# Of two engines' hidden states of a token, relative to its norm; neighboring layers differ by a tenth and more.
 _SAME_FP32, _SAME = 1e-3, 5e-2
 _PASSING = {408, 429, 500, 502, 503, 504}  # HTTP statuses that another attempt may mend
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from specdraft.errors import UserError
 from specdraft.targets import loading
 from specdraft.targets.language_model import Capture, Features, LanguageModel
-from specdraft.targets.partition import load_partitioned
 from specdraft.targets.server import Server
+from specdraft.targets.sharded import load_partitioned
 
 PLACEMENTS = ("replicated", "zero3", "device_map", "remote")
 
@@ -83,7 +83,7 @@ class Target(LanguageModel):
                 "http://localhost:8000, with remote and none with the others"
             )
         if placement in ("device_map", "remote"):
-            from specdraft.targets.spread import device_map  # engines' environments do without accelerate
+            from specdraft.targets.device_map import device_map  # engines' environments do without accelerate
 
             here = placement == "device_map"
             places = device_map(name, revision, dtype, trust_remote_code, max_memory, layers_on_devices=here)

@@ -18,19 +18,19 @@ from specdraft.entry import build
 from specdraft.files import atomic_directory, atomic_file
 from specdraft.redaction import redact
 from specdraft.targets import Target
-from specdraft.training.checkpoints.callbacks import RunCheckpoint, StopSignal
+from specdraft.training.callbacks.checkpoint import RunCheckpoint, StopSignal
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+from specdraft.training.callbacks.loss_guard import LossGuard
+from specdraft.training.callbacks.progress import ProgressBar, progress
+from specdraft.training.callbacks.rank_heartbeat import RankHeartbeat, broken_connections_explained
 from specdraft.training.checkpoints.resume import CHECKPOINTS
-from specdraft.training.faults.guard import BadLossGuard
-from specdraft.training.faults.peers import PeerWatch, broken_connections_explained
-from specdraft.training.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.gauges import flops_per_token
 from specdraft.training.monitoring.identity import log_identity
 from specdraft.training.monitoring.loggers import close
-from specdraft.training.monitoring.progress import ProgressBar, progress
-from specdraft.training.monitoring.summary import summary
 from specdraft.training.start import build_drafter
 from specdraft.training.strategies import uses_gpus
+from specdraft.training.summary import summary
 
 
 def fit(
@@ -84,18 +84,18 @@ def fit(
         config.checkpoint.keep,
         config.checkpoint.asynchronous,
     )
-    guard = BadLossGuard(directory / "bad-batches", **config.guard)
+    guard = LossGuard(directory / "bad-batches", **config.guard)
     bar = progress()
     trainer = build(config.trainer, _partial_=True)(
         strategy=build(config.strategy),
         precision=_precision(config),
         logger=loggers or False,
-        callbacks=[stop, bar, guard, live, checkpoints, PeerWatch(checkpoints.directory)],
+        callbacks=[stop, bar, guard, live, checkpoints, RankHeartbeat(checkpoints.directory)],
         enable_progress_bar=isinstance(bar, ProgressBar),
         default_root_dir=directory,
     )
     if resume is not None:
-        bring_along(resume, directory)
+        copy_best_from_resumed(resume, directory)
     if uses_gpus(config.trainer.accelerator):
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
     started = time.perf_counter()
@@ -122,7 +122,7 @@ def live_sampling(config: DictConfig) -> Sampling:
     return Sampling(float(first), config.decoding.top_k, config.decoding.top_p)
 
 
-def bring_along(resume: Path, directory: Path) -> None:
+def copy_best_from_resumed(resume: Path, directory: Path) -> None:
     """Copy the best head and its checkpoint of the run that is resumed, in case nothing better follows."""
     if resume.parent.name != CHECKPOINTS:
         return  # a file by itself: what lies around it is not of its run

@@ -10,7 +10,7 @@ from lightning import Trainer
 
 from specdraft.data.datamodule import DataModule
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.batch import Batch
+from specdraft.targets.batch import Batch
 
 
 def step_totals(trainer: Trainer, drafter: Drafter, batch: Batch, batch_idx: int) -> tuple[float, ...] | None:

@@ -18,10 +18,10 @@ from lightning import LightningModule, Trainer
 from torch import Tensor
 
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.batch import Batch
 from specdraft.training.global_batch import step_totals
 from specdraft.training.monitoring.counting import Counts, ratios
 from specdraft.training.monitoring.gauges import memory, peak_flops
@@ -116,7 +116,7 @@ class DrafterModule(LightningModule):
 
     def _loss(self, batch: Batch, totals: Sequence[float] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
-            features = batch.features(self.target, self.drafter)
+            features = batch.features(self.target, self.drafter.layers, self.drafter.reads_every_last)
         more = () if totals is None else (totals,)
         result = self.drafter.training_loss(batch, features, self.target, *more)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}

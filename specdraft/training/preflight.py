@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.files import make_directory
-from specdraft.training.planning.blueprint import target_config
+from specdraft.training.planning.meta_target import target_config
 from specdraft.training.planning.plan import Plan, make_plan
 from specdraft.training.strategies import device_numbers, uses_gpus, world_size
 

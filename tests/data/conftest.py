@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdraft.data import stdlib
+from specdraft.data.sources import stdlib
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
 

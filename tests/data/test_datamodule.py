@@ -9,12 +9,12 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from specdraft.data.chat import example_from_words, prompt_ids
 from specdraft.data.datamodule import DataModule
-from specdraft.data.source import PythonStdlib
-from specdraft.drafters.batch import Batch
+from specdraft.data.sources.base import PythonStdlib
+from specdraft.data.tokenization.chat import example_from_words, prompt_ids
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.batch import Batch
 
 
 def make(library: Path, cache: Path, **options: Any) -> DataModule:

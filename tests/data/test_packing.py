@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdraft.data.chat import Example
-from specdraft.data.examples import Flat, flatten, supervised
 from specdraft.data.packing import pack, pack_flat, padding_rows
-from specdraft.drafters.batch import Batch
+from specdraft.data.tokenization.cache import Flat, flatten, supervised
+from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
+from specdraft.targets.batch import Batch
 
 
 def examples(count: int, longest: int, seed: int = 0) -> list[Example]:

@@ -13,16 +13,16 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from specdraft.data.chat import Example, example_from_words
-from specdraft.data.conversations import Conversations
 from specdraft.data.datamodule import DataModule
-from specdraft.data.examples import Examples, Flat, Notes, in_chunks, prepared
 from specdraft.data.packing import PackedRows, pack, pack_flat
-from specdraft.data.source import PythonStdlib
-from specdraft.data.tokenise import Tokenised, accepted, tokenised
-from specdraft.drafters.batch import Batch
+from specdraft.data.sources.base import PythonStdlib
+from specdraft.data.sources.conversations import Conversations
+from specdraft.data.tokenization.cache import Examples, Flat, Notes, in_chunks, prepared
+from specdraft.data.tokenization.chat import Example, example_from_words
+from specdraft.data.tokenization.tokenize import Tokenized, accepted, tokenized
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.batch import Batch
 
 END = 1
 
@@ -119,7 +119,7 @@ def test_only_a_few_chunks_are_under_way(tokenizer: PreTrainedTokenizerFast, lib
                 taken += 1
                 yield conversation
 
-    chunks = tokenised(tokenizer, counted(), [END], 2)
+    chunks = tokenized(tokenizer, counted(), [END], 2)
     next(chunks)
     assert taken <= 5 * 64
     assert sum(1 for _ in chunks) == 19
@@ -136,7 +136,7 @@ def test_a_killed_process_is_reported(library: Path) -> None:
 
     conversations = PythonStdlib(root=str(library)).conversations("train")
     with pytest.raises(UserError, match=r"was killed.*lower data\.num_proc"):
-        list(tokenised(Deadly(), conversations, [END], 2))
+        list(tokenized(Deadly(), conversations, [END], 2))
 
 
 # --- kept on disk ---------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_second_run_prepares_nothing_and_other_data_is_prepared(
     # What is said decides, not the file.
     moved = module(write(tmp_path / "b.jsonl", rows[::-1]), tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("specdraft.data.preparation.tokenised", None)
+        patch.setattr("specdraft.data.preparation.tokenized", None)
         moved.prepare(target)
     assert same(moved.rows["train"].whole(), first.rows["train"].whole())
     assert moved.about("train") == first.about("train")
@@ -339,6 +339,6 @@ def test_a_template_that_never_gives_a_mask_shows_the_row(picky: Target, tmp_pat
 def test_what_is_noted_when_nothing_is_refused() -> None:
     notes = Notes()
     chunk = next(in_chunks([Example([1], [True])]))
-    assert list(accepted([Tokenised(chunk, [])], 0, "conversations", notes)) == [chunk]
+    assert list(accepted([Tokenized(chunk, [])], 0, "conversations", notes)) == [chunk]
     assert notes.counts == {"unsafe": 0}
     assert not notes.warnings

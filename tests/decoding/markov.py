@@ -11,7 +11,7 @@ from specdraft.decoding import rules
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import ROOT, DraftTree
-from specdraft.drafters.growth import Vocabulary, grow
+from specdraft.drafters.draft_tree_builder import Vocabulary, grow
 from tests.chance import goodness_of_fit, plain_probabilities
 
 V, EMITTED = 6, 3

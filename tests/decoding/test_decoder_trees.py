@@ -16,7 +16,7 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTree
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.growth import Level, Vocabulary, grow
+from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy

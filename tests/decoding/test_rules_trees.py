@@ -93,7 +93,7 @@ def wrong(fault: str):
                 elif fault == "only the token goes":
                     left = residual.clone()
                     left[token] = 0
-                total = left.sum() if fault != "not renormalised" else 1.0
+                total = left.sum() if fault != "not renormalized" else 1.0
                 residual = left / total if left.sum() > 0 else residual
             else:
                 return rules.Verdict(
@@ -123,8 +123,8 @@ def test_the_plain_form_of_the_rule_is_not_rejected(name):
         ("siblings see p", "chosen"),
         ("only the token goes", "without replacement"),
         ("only the token goes", "with replacement"),
-        ("not renormalised", "without replacement"),
-        ("not renormalised", "chosen"),
+        ("not renormalized", "without replacement"),
+        ("not renormalized", "chosen"),
         ("correction from p", "without replacement"),
         ("correction from p", "with replacement"),
         ("correction from p", "chosen"),

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdraft.data.chat import Example
 from specdraft.data.packing import pack
+from specdraft.data.sources.prompts import Prompt, encode
+from specdraft.data.tokenization.chat import Example
 from specdraft.decoding.decoder import Decoder
-from specdraft.doctor import Level, Patient, Serving, examine, report
+from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
 from specdraft.drafters.checkpoint import about_target, save_drafter
 from specdraft.drafters.eagle import Eagle3
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.errors import UserError
-from specdraft.evaluation.prompts import Prompt, encode
 from specdraft.export import export
 from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
@@ -99,7 +99,7 @@ def found(target, prompts, run, tmp_path) -> Callable[..., dict[str, Level]]:
             edited = load_file(folder / "model.safetensors")
             tensors(edited)
             save_file(edited, folder / "model.safetensors")
-        findings = examine(Patient.load(folder, target), prompts, Serving(**serving), 32)
+        findings = run_checks(LoadedDrafter.load(folder, target), prompts, Serving(**serving), 32)
         return {finding.check: finding.level for finding in findings}
 
     return look
@@ -110,7 +110,7 @@ def faults(levels: dict[str, Level]) -> set[str]:
 
 
 def test_a_healthy_head(target, prompts, run, found):
-    findings = examine(Patient.load(run, target), prompts, max_new_tokens=32)
+    findings = run_checks(LoadedDrafter.load(run, target), prompts, max_new_tokens=32)
     text = report(findings)
     assert faults({finding.check: finding.level for finding in findings}) == set(), text
     assert "0 fault(s)" in text and "these very weights" in text
@@ -180,16 +180,18 @@ def test_chat_template_and_target(target, prompts, run, tmp_path):
     other.chat_template += " "
     other.save_pretrained(tmp_path / "tokenizer")
     serving = Serving(tokenizer=str(tmp_path / "tokenizer"))
-    levels = {f.check: f.level for f in examine(Patient.load(run, target), prompts, serving, 32)}
+    levels = {f.check: f.level for f in run_checks(LoadedDrafter.load(run, target), prompts, serving, 32)}
     assert faults(levels) == {"chat template"}
     changed = Target.from_model(LlamaForCausalLM(target.model.config), tokenizer=target.tokenizer)
-    assert "target" in faults({f.check: f.level for f in examine(Patient.load(run, changed), prompts, Serving(), 32)})
+    assert "target" in faults(
+        {f.check: f.level for f in run_checks(LoadedDrafter.load(run, changed), prompts, Serving(), 32)}
+    )
 
 
 def test_traffic_outside_the_draft_vocabulary_and_under_another_system_prompt(target, run):
     unlike = [Prompt(str(i), "x", ({"role": "user", "content": f"%% ~{i} @@ " * 3},)) for i in range(12)]
     system = "; ".join("print(x)" for _ in range(12))
-    findings = examine(Patient.load(run, target), unlike, Serving(system_prompt=system), 32)
+    findings = run_checks(LoadedDrafter.load(run, target), unlike, Serving(system_prompt=system), 32)
     assert {"draft vocabulary", "system prompt"} <= {finding.check for finding in findings}
 
 
@@ -202,12 +204,12 @@ def plain(target, monkeypatch) -> Target:
 
 def test_no_chat_template(plain, prompts, run):
     """Lone texts need none: worth knowing where it is not recorded that the training had one, a fault where it is."""
-    trained = Patient.load(run, plain)
-    for patient, level, said in (
-        (Patient(trained.drafter, plain), Level.NOTE, "the tokenizer has none, so that prompts are plain text"),
+    trained = LoadedDrafter.load(run, plain)
+    for loaded, level, said in (
+        (LoadedDrafter(trained.drafter, plain), Level.NOTE, "the tokenizer has none, so that prompts are plain text"),
         (trained, Level.FAULT, "served with no template, trained with"),
     ):
-        found = {finding.check: finding for finding in examine(patient, prompts, Serving(), 32)}
+        found = {finding.check: finding for finding in run_checks(loaded, prompts, Serving(), 32)}
         assert found["chat template"].level is level and said in found["chat template"].sentence
         assert "layers" in found
 
@@ -215,12 +217,12 @@ def test_no_chat_template(plain, prompts, run):
 def test_conversations_without_a_chat_template(plain, prompts, run, found):
     assert faults(found(system_prompt="be brief")) == {"prompts"}
     chat = [Prompt("0", "chat", ({"role": "system", "content": "be brief"}, *prompts[0].opening))]
-    assert "prompts" in faults({f.check: f.level for f in examine(Patient.load(run, plain), chat)})
+    assert "prompts" in faults({f.check: f.level for f in run_checks(LoadedDrafter.load(run, plain), chat)})
 
 
 def test_a_target_that_says_too_little(target, prompts, run, monkeypatch):
     monkeypatch.setattr(Target, "eos_token_ids", frozenset(range(VOCAB)))
-    findings = examine(Patient.load(run, target), prompts, Serving(system_prompt="be brief"), 32)
+    findings = run_checks(LoadedDrafter.load(run, target), prompts, Serving(system_prompt="be brief"), 32)
     text = report(findings)
     assert "answers" in {finding.check for finding in findings} and "said too little to judge by, 12 tokens" in text
     assert "nan" not in text and "0 fault(s)" in text
@@ -228,15 +230,15 @@ def test_a_target_that_says_too_little(target, prompts, run, monkeypatch):
 
 
 def test_predictions_that_are_not_finite(target, prompts, run):
-    patient = Patient.load(run, target)
+    loaded = LoadedDrafter.load(run, target)
     with torch.no_grad():
-        patient.drafter.fc.weight[0, 0] = torch.nan
-    text = report(findings := examine(patient, prompts, max_new_tokens=32))
+        loaded.drafter.fc.weight[0, 0] = torch.nan
+    text = report(findings := run_checks(loaded, prompts, max_new_tokens=32))
     assert "answers" in faults({finding.check: finding.level for finding in findings}) and " nan " not in text
 
 
 def test_a_reader_of_the_report_sees_faults_last(target, prompts, run):
-    findings = examine(Patient.load(run, target), prompts, Serving(max_model_len=1000), 32)
+    findings = run_checks(LoadedDrafter.load(run, target), prompts, Serving(max_model_len=1000), 32)
     text = report(findings)
     levels = [line.split()[0] for line in text.splitlines() if line[:1].strip()][:-1]
     assert levels[-1] == "FAULT" and levels.count("FAULT") == 1 and levels[0] == "ok"
@@ -245,4 +247,4 @@ def test_a_reader_of_the_report_sees_faults_last(target, prompts, run):
 
 def test_neither_a_checkpoint_nor_an_export(target, tmp_path):
     with pytest.raises(UserError, match="no drafter checkpoint"):
-        Patient.load(tmp_path, target)
+        LoadedDrafter.load(tmp_path, target)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdraft.drafters.batch import Batch
 from specdraft.targets import Target
+from specdraft.targets.batch import Batch
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from specdraft.drafters.growth import DraftTree
+from specdraft.drafters.draft_tree_builder import DraftTree
 
 
 def replace_growth(monkeypatch: pytest.MonkeyPatch, module: ModuleType, grow: Callable[..., DraftTree]) -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from specdraft.drafters.alignment import align
-from specdraft.drafters.batch import Batch
+from specdraft.targets.batch import Batch
 
 
 def batch(documents, mask, width):

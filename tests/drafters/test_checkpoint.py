@@ -88,7 +88,7 @@ def test_weights_of_another_shape(saved):
         load_drafter(directory)
 
 
-@pytest.mark.parametrize("name", ["os.system", "specdraft.drafters.nothing.Here", "specdraft.drafters.batch.Batch"])
+@pytest.mark.parametrize("name", ["os.system", "specdraft.drafters.nothing.Here", "specdraft.targets.batch.Batch"])
 def test_only_drafters_are_built(saved, name):
     _, directory = saved
     config = json.loads((directory / "config.json").read_text())

@@ -12,15 +12,16 @@ from tokenizers.models import WordLevel
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
-from specdraft.drafters import draft_model, growth, on_policy
-from specdraft.drafters.batch import Batch
+from specdraft.drafters import draft_model, on_policy
+from specdraft.drafters import draft_tree_builder as growth
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.batch import Batch
 from specdraft.training.module import DrafterModule
-from specdraft.training.planning.blueprint import WeightlessTarget
+from specdraft.training.planning.meta_target import MetaTarget
 from specdraft.training.schedule import OptimizerSettings
 from tests.drafters.growing import replace_growth
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
@@ -286,7 +287,7 @@ def test_from_scratch(target):
 
 def test_a_plan_needs_no_weights(sibling):
     with torch.device("meta"):
-        blueprint = WeightlessTarget(tiny_llama().config, "shape")
+        blueprint = MetaTarget(tiny_llama().config, "shape")
     directory = sibling()
     with torch.device("meta"):
         for start in ("layers", "scratch", "checkpoint"):

@@ -6,15 +6,16 @@ import torch
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
-from specdraft.drafters import growth, heads
+from specdraft.drafters import draft_tree_builder as growth
+from specdraft.drafters import heads
 from specdraft.drafters.alignment import align
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
-from specdraft.drafters.growth import Level
+from specdraft.drafters.draft_tree_builder import Level
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
 from tests.drafters.growing import replace_growth
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 

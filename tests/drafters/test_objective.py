@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdraft.drafters.objective import DraftHead, lend, objective
+from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence
 from specdraft.losses.reference import lk_hybrid, reference_loss
@@ -67,7 +67,7 @@ def test_heads_lend_all_their_weights_at_once_and_only_while_they_are_called():
         assert all(weight is module.weight for weight, module in zip(weights, modules, strict=True))
         return objective(weights, teacher, steps, divergence("forward_kl"))
 
-    lend(modules, use).loss.backward()
+    call_with_weights(modules, use).loss.backward()
     assert not there
     assert all(module.weight.grad.abs().max() > 0 for module in modules)
 
@@ -78,7 +78,7 @@ def test_every_lending_head_returns_the_loss():
     returned = []
     for module in modules:
         module.register_forward_hook(lambda module, given, output: returned.append(output))
-    result = lend(modules, lambda weights: objective(weights, teacher, steps, divergence("forward_kl")))
+    result = call_with_weights(modules, lambda weights: objective(weights, teacher, steps, divergence("forward_kl")))
     assert len(returned) == 2 and all(isinstance(output, tuple) and output[0] is result.loss for output in returned)
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from specdraft.data import stdlib
+from specdraft.data.sources import stdlib
 from specdraft.embedded.corpus import ROW, documents, rows
 from specdraft.embedded.recipe import PEAK_LR, config, learning_rate
 from specdraft.embedded.tokenizer import train_tokenizer

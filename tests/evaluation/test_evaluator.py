@@ -7,15 +7,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdraft.data.sources.prompts import encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.rules import Typical
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
-from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table, write_report
-from specdraft.evaluation.prompts import encode
-from specdraft.evaluation.report import html
+from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, write_report
+from specdraft.evaluation.report.html import html
+from specdraft.evaluation.report.table import table
 from specdraft.targets import Target
 
 SETTINGS = EvaluationSettings(num_draft_tokens=3, temperatures=(0.0, 1.0), max_new_tokens=24, seed=3)

@@ -39,11 +39,11 @@ def evaluation(drafter="eagle3", run="a"):
         "temperature": 0.0,
         "category": "code",
         "question": f"def {long}():",
-        "pieces": [{"text": f"return {long}", "kind": "accepted"}, {"text": "<no>", "kind": "rejected"}],
+        "segments": [{"text": f"return {long}", "status": "accepted"}, {"text": "<no>", "status": "rejected"}],
     }
     names = [drafter, "prompt_lookup"]
     settings = {
-        "target": {"name": f"organisation/{long}"},
+        "target": {"name": f"organization/{long}"},
         "checkpoint": f"/runs/{run}/drafter",
         "benchmark": "b.jsonl",
     }

@@ -55,7 +55,7 @@ def make_checkpoint(target, save):
     """make_checkpoint(vocabulary, about, **options) -> (an EAGLE-3 head, its directory)."""
 
     def make(vocabulary=VOCABULARY, about: dict[str, Any] | None = None, **options: Any):
-        head = randomised(Eagle3.for_target(target, vocabulary, **options))
+        head = randomized(Eagle3.for_target(target, vocabulary, **options))
         return head, save(head, about)
 
     return make
@@ -68,12 +68,12 @@ def make_drafter(target):
 
     def make(family: str, **options: Any) -> Drafter:
         vocabulary = VOCABULARY if family == "eagle3" else None
-        return randomised(kinds[family].for_target(target, **{"draft_vocabulary": vocabulary} | options))
+        return randomized(kinds[family].for_target(target, **{"draft_vocabulary": vocabulary} | options))
 
     return make
 
 
-def randomised(drafter: Drafter) -> Drafter:
+def randomized(drafter: Drafter) -> Drafter:
     torch.manual_seed(1)
     for name, parameter in drafter.named_parameters():
         parameter.data.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.3)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from engine_reference import draft_like_vllm
 from safetensors import safe_open
 
 from specdraft.decoding.sampling import Sampling
@@ -15,6 +14,7 @@ from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.sglang import SGLang
 from specdraft.export.vllm import VLLM
+from tests.export.engine_reference import draft_like_vllm
 
 
 def read(directory):

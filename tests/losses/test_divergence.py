@@ -37,9 +37,9 @@ def problem(dtype=torch.float64, scale=1.5):
 
 def draft_of(z, target):
     z = z.detach().clone()
-    q, log_normaliser, _ = softmax(z, torch.empty_like(z))
+    q, log_normalizer, _ = softmax(z, torch.empty_like(z))
     overlap = torch.minimum(target.mass[:, None] * target.p, q)
-    return Draft(z, log_normaliser, q, overlap, overlap.sum(-1))
+    return Draft(z, log_normalizer, q, overlap, overlap.sum(-1))
 
 
 @pytest.mark.parametrize(("spec", "formula"), PAIRS.values(), ids=PAIRS)
@@ -84,8 +84,8 @@ def test_total_variation_is_what_acceptance_leaves():
 @pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd", "total_variation", "lk_hybrid"])
 def test_a_draft_that_equals_the_target_is_left_alone(name):
     z = problem()[0]
-    p, log_normaliser, best = softmax(z.detach(), torch.empty_like(z))
-    p_log_p = torch.linalg.vecdot(p, z.detach()) - log_normaliser
+    p, log_normalizer, best = softmax(z.detach(), torch.empty_like(z))
+    p_log_p = torch.linalg.vecdot(p, z.detach()) - log_normalizer
     target = Distribution(p, p_log_p, torch.ones(C, dtype=p.dtype), best)
     values, grad_z = divergence(name)(draft_of(z, target), target)
     assert values.abs().max() < 1e-13 and grad_z.abs().max() < 1e-13

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from specdraft.data.chat import Example
 from specdraft.data.packing import pack
-from specdraft.data.store.sources import VLLM
+from specdraft.data.sources.prompts import encode, load_prompts
+from specdraft.data.store.vllm import VLLM
+from specdraft.data.tokenization.chat import Example
 from specdraft.errors import exit_on_user_error
-from specdraft.evaluation.prompts import encode, load_prompts
 from specdraft.targets import Target
 
 TOLERANCE = 1e-4  # of numbers up to 70

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from specdraft.data.tokenise import available_cores
+from specdraft.data.sources.prompts import encode, load_prompts
+from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, find, load_drafter
 from specdraft.errors import UserError, exit_on_user_error
-from specdraft.evaluation.prompts import encode, load_prompts
 from specdraft.export import export
 from specdraft.export.parity import Run, decode, differences, table
 from specdraft.export.vllm import VLLM

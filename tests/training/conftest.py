@@ -9,12 +9,12 @@ from lightning import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
-from specdraft.training.checkpoints.callbacks import RunCheckpoint, StopSignal
-from specdraft.training.faults.guard import BadLossGuard
-from specdraft.training.live_acceptance import LiveAcceptance
+from specdraft.targets.batch import Batch
+from specdraft.training.callbacks.checkpoint import RunCheckpoint, StopSignal
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+from specdraft.training.callbacks.loss_guard import LossGuard
 from specdraft.training.module import DrafterModule
 from specdraft.training.schedule import OptimizerSettings
 
@@ -132,7 +132,7 @@ def make_run(target, tmp_path):
         } | options
         callbacks = [
             stop,
-            BadLossGuard(directory / "bad-batches", **(guard or {})),
+            LossGuard(directory / "bad-batches", **(guard or {})),
             live,
             RunCheckpoint(directory / "checkpoints", live, stop, every_n_steps=3, keep=2, asynchronous=asynchronous),
         ]

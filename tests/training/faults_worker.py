@@ -10,11 +10,11 @@ import torch
 from lightning import Callback, Trainer, seed_everything
 
 from specdraft.targets import Target
-from specdraft.training.checkpoints.callbacks import Interrupted, RunCheckpoint, StopSignal
-from specdraft.training.faults.guard import BadLossGuard
-from specdraft.training.faults.peers import PeerWatch, broken_connections_explained
-from specdraft.training.live_acceptance import LiveAcceptance
-from specdraft.training.monitoring.quiet import quiet
+from specdraft.training.callbacks.checkpoint import Interrupted, RunCheckpoint, StopSignal
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+from specdraft.training.callbacks.loss_guard import LossGuard
+from specdraft.training.callbacks.rank_heartbeat import RankHeartbeat, broken_connections_explained
+from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.schedule import OptimizerSettings
 from tests.training.ranks_worker import ADAMW, FAMILIES, GLOBAL_BATCH, Recording, Rows, make_model
 
@@ -58,7 +58,7 @@ def train(
 ) -> None:
     """A run of ``train.py``'s parts, in as many ranks as there are."""
     torch.set_num_threads(1)
-    quiet()
+    silence_warnings()
     seed_everything(1, verbose=False)
     target = Target.from_model(make_model(), name="random")
     settings = OptimizerSettings(warmup_steps=0, **ADAMW)
@@ -67,9 +67,9 @@ def train(
     live = LiveAcceptance([], directory / "drafter", 0)  # never asked
     callbacks: list[Callback] = [
         stop,
-        BadLossGuard(directory / "bad-batches"),
+        LossGuard(directory / "bad-batches"),
         RunCheckpoint(checkpoints, live, stop, every, keep=2),
-        PeerWatch(checkpoints, silence),
+        RankHeartbeat(checkpoints, silence),
         Tell(),
     ]
     callbacks += [fault] if fault else []
@@ -95,8 +95,8 @@ def train(
 
 def hold(directory: Path) -> None:
     """Claim a directory and wait to be killed."""
-    from specdraft.training.faults.claim import claim
+    from specdraft.training.run_lock import acquire_run_lock
 
-    claim(directory)
+    acquire_run_lock(directory)
     print("claimed", flush=True)
     os.read(os.pipe()[0], 1)

@@ -21,20 +21,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdraft.data.datamodule import DataModule
 from specdraft.data.packing import HeldRows
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
-from specdraft.targets.partition import load_partitioned
+from specdraft.targets.batch import Batch
+from specdraft.targets.sharded import load_partitioned
 from specdraft.training import strategies
-from specdraft.training.checkpoints.callbacks import Interrupted, RunCheckpoint, StopSignal
-from specdraft.training.faults.guard import BadLossGuard
-from specdraft.training.live_acceptance import LiveAcceptance
+from specdraft.training.callbacks.checkpoint import Interrupted, RunCheckpoint, StopSignal
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+from specdraft.training.callbacks.loss_guard import LossGuard
+from specdraft.training.checkpoints.full_precision import full_precision_drafter
 from specdraft.training.module import DrafterModule
-from specdraft.training.monitoring.quiet import quiet
+from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.schedule import OptimizerSettings
-from specdraft.training.weights import full_precision_drafter
 
 VOCAB, LENGTH, STEPS, GLOBAL_BATCH = 64, 32, 4, 4
 
@@ -192,7 +192,7 @@ class Recording(DrafterModule):
         self.moved = max((final - initial).abs().max().item() for final, initial in pairs)
 
 
-class Bad(BadLossGuard):
+class Bad(LossGuard):
     """Leaves a step out whose loss on the last rank it has made NaN."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -271,7 +271,7 @@ def main() -> None:
     """Run the cases; rank 0 writes a file for each."""
     output = Path(sys.argv[1])
     torch.set_num_threads(1)
-    quiet()
+    silence_warnings()
     target = Target.from_model(make_model(), name="random")
     cut = None
     for name in sys.argv[2:]:

@@ -17,7 +17,7 @@ from specdraft.export import export
 from specdraft.targets import Target
 from specdraft.training.fit import fit
 from specdraft.training.monitoring.loggers import build_loggers
-from specdraft.training.planning.blueprint import shape_config
+from specdraft.training.planning.meta_target import shape_config
 
 CONF = Path(__file__).parents[2] / "conf"
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))

@@ -25,7 +25,7 @@ def test_uneven_parts_add_up_to_the_gradient_of_the_whole(family, target):
     rows = make_rows()
 
     def loss(batch: Batch, *totals):
-        return drafter.training_loss(batch, batch.features(target, drafter), target, *totals).loss
+        return drafter.training_loss(batch, batch.features(target, drafter.layers), target, *totals).loss
 
     def gradient(value):
         trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]

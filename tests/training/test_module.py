@@ -14,9 +14,9 @@ from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.checkpoint import load_drafter, read_config
 from specdraft.errors import UserError
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance, Measurement
 from specdraft.training.checkpoints.file import CheckpointFile
-from specdraft.training.fit import bring_along
-from specdraft.training.live_acceptance import LiveAcceptance, Measurement
+from specdraft.training.fit import copy_best_from_resumed
 from specdraft.training.schedule import OptimizerSettings
 
 
@@ -145,7 +145,7 @@ def resumed(make_run, tmp_path, monkeypatch, found, move=lambda run: run / "chec
     for name, value in options.items():
         setattr(live, name, value)
     checkpoint = move(tmp_path / "part")
-    bring_along(checkpoint.resolve(), tmp_path / "rest")
+    copy_best_from_resumed(checkpoint.resolve(), tmp_path / "rest")
     trainer.fit(module, data, ckpt_path=checkpoint)
     head = read_config(tmp_path / "rest" / "drafter")["extra"]["training"]
     assert (head["live_acceptance_length"], head["step"]) == (live.best, live.best_step)

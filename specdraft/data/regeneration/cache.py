@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
-from specdraft.data.chat import Example
 from specdraft.data.regeneration.dialogue import Dialogue, Record
 from specdraft.data.regeneration.request import Engine, RegenerationSettings
 from specdraft.data.regeneration.shards import Header, Shard
-from specdraft.data.source import Conversation, named
+from specdraft.data.sources.base import Conversation, named
 from specdraft.data.store.contents import tokenizer_hash
+from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, make_directory
 
@@ -109,11 +109,11 @@ def regenerate(
 
 def cache_key(target: "Target", settings: RegenerationSettings, room: int) -> str:
     """A hash of all that decides the answers, besides the conversations."""
-    decisive = _decisive(target, settings, room)
+    decisive = _cache_key_fields(target, settings, room)
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _decisive(target: "Target", settings: RegenerationSettings, room: int) -> dict[str, Any]:
+def _cache_key_fields(target: "Target", settings: RegenerationSettings, room: int) -> dict[str, Any]:
     return {
         "target": asdict(target.identity),
         "dtype": str(target.dtype),
@@ -223,7 +223,7 @@ def _write_manifest(
     headers: Sequence[Header],
 ) -> Path:
     listed = [{"file": shard.path.name, **asdict(header)} for shard, header in zip(shards, headers, strict=True)]
-    manifest = _decisive(target, settings, room) | {"shards": listed}
+    manifest = _cache_key_fields(target, settings, room) | {"shards": listed}
     name = hashlib.sha256("".join(shard.name for shard in shards).encode()).hexdigest()[:24]
     path = folder / f"manifest-{name}.json"
     with atomic_file(path) as temporary:

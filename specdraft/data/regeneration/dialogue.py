@@ -10,9 +10,9 @@ import hashlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specdraft.data.chat import Example, RefusedError, answer_in_words, opening_ids, prompt_ids
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
-from specdraft.data.source import Conversation, Message
+from specdraft.data.sources.base import Conversation, Message
+from specdraft.data.tokenization.chat import Example, RefusedError, answer_in_words, opening_ids, prompt_ids
 
 if TYPE_CHECKING:
     from specdraft.targets import Target

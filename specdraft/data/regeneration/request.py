@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from specdraft.data.source import Message
+from specdraft.data.sources.base import Message
 from specdraft.errors import UserError
 
 if TYPE_CHECKING:

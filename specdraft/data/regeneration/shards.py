@@ -16,7 +16,7 @@ from pathlib import Path
 
 from specdraft.data.regeneration.dialogue import Record
 from specdraft.data.regeneration.request import Ids
-from specdraft.data.source import Conversation
+from specdraft.data.sources.base import Conversation
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, exclusive
 

@@ -23,7 +23,7 @@ def main(config: DictConfig) -> None:
 
     from specdraft.data.store import Store, StoreWriter, describe
     from specdraft.data.store.encoding import find_dtype
-    from specdraft.data.store.sources import FeatureSource, InProcess
+    from specdraft.data.store.source import FeatureSource, InProcess
 
     if config.data.store is None:
         raise UserError("there is no place to write to: expected data.store=DIR, which train.py then takes as well")

@@ -19,14 +19,13 @@ from specdraft.data.packing import HeldRows
 from specdraft.data.store.contents import INDEX, difference, read_index, tokenizer_hash
 from specdraft.data.store.encoding import DTYPES, Encoded, decode
 from specdraft.data.store.rows import asked, read_rows
-from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
 from specdraft.files import member
 from specdraft.targets import Features
+from specdraft.targets.batch import Batch
 from specdraft.tensors import read_tensors
 
 if TYPE_CHECKING:
-    from specdraft.drafters.base import Drafter
     from specdraft.targets import Target
 
 _COMMAND = "python -m specdraft.data.store"
@@ -198,10 +197,10 @@ class Origin(NamedTuple):
     layers: tuple[int, ...]
     every_last: bool
 
-    def check(self, drafter: "Drafter") -> None:
-        """Raises UserError if the store has not all that the drafter reads."""
-        absent = set(drafter.layers) - set(self.layers)
-        if absent or (drafter.reads_every_last and not self.every_last):
+    def check(self, layers: Sequence[int], every_last: bool) -> None:
+        """Raises UserError if the store has not all that a drafter reads."""
+        absent = set(layers) - set(self.layers)
+        if absent or (every_last and not self.every_last):
             what = f"layers {sorted(absent)}" if absent else "last hidden states of prompts"
             raise UserError(
                 f"the drafter reads {what} of the target, which the store {self.path} does not hold: write a store for "
@@ -218,24 +217,24 @@ class StoredBatch(Batch):
     aux: Tensor  # [B, T, a*H]
     last: Tensor  # [B, T, H]
 
-    def features(self, target: "Target", drafter: "Drafter") -> Features:
-        """The stored features of the drafter's layers.
+    def features(self, target: "Target", layers: Sequence[int], every_last: bool = True) -> Features:
+        """The stored features of ``layers``.
 
         Raises UserError if the store has not all that the drafter reads, or the drafter has changed the text.
         """
-        self.origin.check(drafter)
-        path, layers, _ = self.origin
+        self.origin.check(layers, every_last)
+        path, stored, _ = self.origin
         if not torch.equal(self.read, self.input_ids):
             raise UserError(
                 f"the drafter trains on text of its own, of which the store {path} holds no hidden states: "
                 "set data.store=null, or model.drafter.on_policy=0"
             )
-        if layers == drafter.layers:
+        if stored == tuple(layers):
             return Features(self.aux, self.last)
-        if not drafter.layers:
+        if not layers:
             return Features(self.last[..., :0], self.last)
-        chosen = [layers.index(layer) for layer in drafter.layers]
-        return Features(self.aux.unflatten(-1, (len(layers), -1))[..., chosen, :].flatten(-2), self.last)
+        chosen = [stored.index(layer) for layer in layers]
+        return Features(self.aux.unflatten(-1, (len(stored), -1))[..., chosen, :].flatten(-2), self.last)
 
 
 class StoredRows(Dataset[Batch]):

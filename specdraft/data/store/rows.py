@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specdraft.data.packing import HeldRows, Rows
-from specdraft.drafters.batch import Batch
 from specdraft.errors import UserError
+from specdraft.targets.batch import Batch
 from specdraft.tensors import read_tensors
 
 

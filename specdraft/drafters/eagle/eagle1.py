@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from specdraft.drafters.base import TrainingLoss
-from specdraft.drafters.eagle.head import EagleHead, Output, initialise, shape_of
+from specdraft.drafters.draft_tree_builder import Vocabulary
+from specdraft.drafters.eagle.head import EagleHead, Output, initialize, shape_of
 from specdraft.drafters.eagle.layer import Attend, PlainLayer
-from specdraft.drafters.growth import Vocabulary
 from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
 from specdraft.losses.chunked import FrozenHead, Step, Teacher
@@ -56,7 +56,7 @@ class Eagle(EagleHead):
         hidden_size = self.layer_config.hidden_size
         self.fc = nn.Linear(2 * hidden_size, hidden_size, bias=False)
         self.midlayer = PlainLayer(self.layer_config)
-        self.apply(initialise)
+        self.apply(initialize)
 
     @classmethod
     def for_target(

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.drafters.base import TrainingLoss
-from specdraft.drafters.eagle.head import EagleHead, Output, initialise, shape_of
+from specdraft.drafters.eagle.head import EagleHead, Output, initialize, shape_of
 from specdraft.drafters.eagle.layer import Attend, FusionLayer
-from specdraft.drafters.objective import DraftHead, lend, objective
+from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.targets import Features, Target
@@ -60,7 +60,7 @@ class Eagle3(DraftVocabulary, EagleHead):
         self.midlayer = FusionLayer(self.layer_config)
         self.norm = LlamaRMSNorm(hidden_size, epsilon)
         self.lm_head = DraftHead(hidden_size, draft_vocab_size, bias=False)
-        self.apply(initialise)
+        self.apply(initialize)
 
     @classmethod
     def for_target(
@@ -110,4 +110,4 @@ class Eagle3(DraftVocabulary, EagleHead):
         return self.lm_head(hidden)
 
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
-        return lend([self.lm_head], lambda weights: objective(weights, teacher, steps, self.divergence))
+        return call_with_weights([self.lm_head], lambda weights: objective(weights, teacher, steps, self.divergence))

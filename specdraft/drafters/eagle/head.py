@@ -28,13 +28,13 @@ from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import Alignment, align, count_rows
 from specdraft.drafters.attention import CachedKeys, KeysSideBySide, UnrolledKeys
 from specdraft.drafters.base import Drafter, TrainingLoss
-from specdraft.drafters.batch import Batch
+from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
 from specdraft.drafters.eagle.layer import Attend
-from specdraft.drafters.growth import Level, Vocabulary, grow_batch
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence as divergence_of
 from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
 
 _ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's angle depends on how long the text is
 
@@ -315,7 +315,7 @@ def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:
     }
 
 
-def initialise(module: nn.Module) -> None:
+def initialize(module: nn.Module) -> None:
     """Weights of linear layers from N(0, 0.02), as the targets' own were."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=0.02)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdraft.targets.partition import gathered
+from specdraft.targets.sharded import gathered
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ class Counts:
         self._values: dict[str, Tensor] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Add one batch's sums and totals, on whatever device they are; nothing is synchronised here."""
+        """Add one batch's sums and totals, on whatever device they are; nothing is synchronized here."""
         for name, value in values.items():
             value = value.detach().double()
             self._values[name] = self._values[name] + value if name in self._values else value

@@ -14,8 +14,8 @@ from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.targets.target import PLACEMENTS
 from specdraft.training.planning import costs
-from specdraft.training.planning.blueprint import WeightlessTarget, bytes_per_parameter, shape_config, target_config
 from specdraft.training.planning.gpus import PER_NODE, find_gpu
+from specdraft.training.planning.meta_target import MetaTarget, bytes_per_parameter, shape_config, target_config
 from specdraft.training.strategies import uses_gpus, world_size
 
 
@@ -109,7 +109,7 @@ class Plan:
 
 def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -> Plan:
     """The plan of a training configuration for a target of this ``architecture``, which comes from ``source``."""
-    target = WeightlessTarget(architecture, config.target.name, config.target.get("trust_remote_code", False))
+    target = MetaTarget(architecture, config.target.name, config.target.get("trust_remote_code", False))
     vocabulary = config.model.draft_vocab_size
     if vocabulary is not None and not 1 <= vocabulary <= target.vocab_size:
         raise UserError(
@@ -212,7 +212,7 @@ def _seconds(config: DictConfig, devices: int, work: dict[str, float]) -> dict[s
     reach = gpu.link if devices <= PER_NODE else min(gpu.link, PER_NODE * gpu.network)
     abroad = (devices - 1) / devices
     return {
-        "computation": batches * work["computation"] / (config.planning.utilisation * gpu.flops),
+        "computation": batches * work["computation"] / (config.planning.utilization * gpu.flops),
         # Masters, moments and gradients are read, all but the last written: 7 fp32 numbers a parameter.
         "memory bandwidth": (batches * work["weights"] + 7 * work["update"]) / gpu.bandwidth,
         "communication": abroad * (batches * work["gathered"] + 2 * work["update"]) / reach,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdraft.data.regeneration import Ids, RegenerationSettings, Request
-from specdraft.data.source import Conversation
+from specdraft.data.sources.base import Conversation
 from specdraft.targets import Target
 
 

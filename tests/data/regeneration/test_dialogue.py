@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from specdraft.data.chat import opening_ids, prompt_ids
 from specdraft.data.regeneration import RegenerationSettings
 from specdraft.data.regeneration.dialogue import Dialogue, Record, answered_messages
-from specdraft.data.source import Conversation
+from specdraft.data.sources.base import Conversation
+from specdraft.data.tokenization.chat import opening_ids, prompt_ids
 from specdraft.targets import Target
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from specdraft.data.chat import Example
 from specdraft.data.packing import HeldRows, pack
 from specdraft.data.store import Contents, Store, StoreWriter, describe
-from specdraft.drafters.batch import Batch
+from specdraft.data.tokenization.chat import Example
 from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
 from tests.fakes import tiny_llama
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other

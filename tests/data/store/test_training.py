@@ -9,16 +9,16 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdraft.data.datamodule import DataModule
-from specdraft.data.source import PythonStdlib
+from specdraft.data.sources.base import PythonStdlib
 from specdraft.data.store import Store, StoredBatch, StoreWriter, describe
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.batch import Batch
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.batch import Batch
 from specdraft.training.module import DrafterModule
 from specdraft.training.schedule import OptimizerSettings
 
@@ -133,7 +133,7 @@ def test_a_store_of_more_layers_serves_drafters_of_fewer(small, library, tmp_pat
     data.prepare(small)
     batch = next(iter(data.train_dataloader()))
     for reader in (draft(small, Eagle3, layers=[1, 3]), draft(small, Eagle3, layers=[2]), draft(small, Eagle)):
-        found = batch.to("cpu").features(small, reader)
+        found = batch.to("cpu").features(small, reader.layers, reader.reads_every_last)
         expected = small.features(batch.input_ids, batch.position_ids, reader.layers)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -152,10 +152,12 @@ def test_what_the_store_does_not_hold_is_refused(small, library, tmp_path):
         with pytest.raises(UserError, match=sentence):
             data.check_reads(reader)  # before training
         with pytest.raises(UserError, match=sentence):
-            batch.features(small, reader)
+            batch.features(small, reader.layers, reader.reads_every_last)
     writing = draft(small, DraftModel, on_policy=1.0)
     with pytest.raises(UserError, match="trains on text of its own, of which the store"):
-        writing.prepare(batch, torch.Generator().manual_seed(0)).features(small, writing)
+        writing.prepare(batch, torch.Generator().manual_seed(0)).features(
+            small, writing.layers, writing.reads_every_last
+        )
 
 
 def test_other_settings_of_the_data_are_refused(small, library, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from specdraft.errors import UserError
 from specdraft.training.checkpoints.file import is_whole
 from specdraft.training.checkpoints.resume import find_resume
-from specdraft.training.faults.claim import claim
+from specdraft.training.run_lock import acquire_run_lock
 from tests.training import faults_worker
 from tests.training.forked import Ranks
 
@@ -111,22 +111,22 @@ def test_a_directory_belongs_to_one_process_until_it_ends(tmp_path):
     holder.wait_for("claimed")
     pid = holder.processes[0].pid
     with pytest.raises(UserError, match=rf"another run writes into {tmp_path} \(process {pid} on .*\): wait for it"):
-        claim(tmp_path)
+        acquire_run_lock(tmp_path)
     holder.kill(0, signal.SIGKILL)
     assert holder.end(0) == -signal.SIGKILL
-    claim(tmp_path)
+    acquire_run_lock(tmp_path)
 
 
 @pytest.mark.parametrize("trained", ["drafter/config.json", "checkpoints/step-000003.ckpt"])
 def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path, trained):
-    claim(tmp_path)
-    claim(tmp_path)  # a run that ended before it had trained anything is begun again
+    acquire_run_lock(tmp_path)
+    acquire_run_lock(tmp_path)  # a run that ended before it had trained anything is begun again
     (tmp_path / trained).parent.mkdir()
     (tmp_path / trained).touch()
     with pytest.raises(
         UserError, match=rf"{tmp_path} holds a run: choose another .* or continue it with resume={tmp_path}"
     ):
-        claim(tmp_path)
+        acquire_run_lock(tmp_path)
     with pytest.raises(UserError, match="holds a run"):
-        claim(tmp_path, tmp_path.parent / "checkpoints" / "step-000003.ckpt")
-    claim(tmp_path, tmp_path / "checkpoints" / "step-000003.ckpt")
+        acquire_run_lock(tmp_path, tmp_path.parent / "checkpoints" / "step-000003.ckpt")
+    acquire_run_lock(tmp_path, tmp_path / "checkpoints" / "step-000003.ckpt")

@@ -19,7 +19,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from specdraft.dashboard import build_workspace
 from specdraft.errors import UserError
-from specdraft.training.checkpoints.callbacks import RunCheckpoint
+from specdraft.training.callbacks.checkpoint import RunCheckpoint
 from specdraft.training.planning.plan import find_architecture, make_plan
 from tests import test_train_cli as cli
 

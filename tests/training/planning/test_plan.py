@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from specdraft.errors import UserError
 from specdraft.training import preflight
-from specdraft.training.planning import blueprint, plan
+from specdraft.training.planning import meta_target as blueprint
+from specdraft.training.planning import plan
 from specdraft.training.planning.costs import state_bytes
 
 REPOSITORY = Path(__file__).parents[3]
@@ -89,7 +90,7 @@ def test_mixture_counts_chosen_experts_only():
             "num_experts_per_tok": 2,
         }
     )
-    target = blueprint.WeightlessTarget(config, "mixture")
+    target = blueprint.MetaTarget(config, "mixture")
     sizes = target_sizes(target.model, target.config)
     experts = 4 * 8 * 3 * 32 * 64
     assert sizes.active == sizes.total - experts * 6 // 8 - 100 * 32

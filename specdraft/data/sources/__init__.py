@@ -1,0 +1,1 @@
+"""Where conversations and prompts come from: files, data sets, the standard library, and mixtures of them."""

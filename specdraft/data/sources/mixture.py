@@ -1,0 +1,61 @@
+"""Several sources as one, in given proportions."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from specdraft.data.sources.base import Conversation, Selection, Source, check_request
+from specdraft.errors import UserError
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Conversations of ``sources`` in proportion to ``weights``, name by name; nothing is repeated.
+
+    The mixture ends where its first source does: from there on the proportions could not be kept.
+    """
+
+    sources: Mapping[str, Source]
+    weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        """Raise UserError unless each source has a positive weight."""
+        if not self.sources or set(self.sources) != set(self.weights) or min(self.weights.values()) <= 0:
+            raise UserError(
+                f"the mixture has the sources {sorted(self.sources)} and the weights {dict(self.weights)}: "
+                "expected a positive weight for each source"
+            )
+
+    @property
+    def name(self) -> str:
+        """Sources and their shares."""
+        total = sum(self.weights.values())
+        return " + ".join(f"{self.weights[key] / total:.0%} {self.sources[key].name}" for key in self.sources)
+
+    @property
+    def max_malformed(self) -> int:
+        """As many as all sources together."""
+        return sum(source.max_malformed for source in self.sources.values())
+
+    def conversations(self, split: str, limit: int | None = None) -> Selection:
+        """The conversations of a split, in a fixed and fair order, at most ``limit``. Raises UserError."""
+        check_request(split, limit)
+        keys = list(self.sources)
+        found = [self.sources[key].conversations(split) for key in keys]
+        # The k-th conversation of a source with weight w stands at (k + 1/2) / w: every prefix keeps the proportions.
+        placed = [(np.arange(len(one)) + 0.5) / self.weights[key] for key, one in zip(keys, found, strict=True)]
+        end = min((len(one) + 0.5) / self.weights[key] for key, one in zip(keys, found, strict=True))
+        at = np.concatenate(placed)
+        order = np.argsort(at, kind="stable")  # of equal places that of the earlier source is first
+        order = order[at[order] < end][:limit]
+        begins = [0, *accumulate(map(len, found))]
+
+        def read(place: int) -> Conversation:
+            index = bisect_right(begins, place) - 1
+            conversation = found[index][place - begins[index]]
+            return replace(conversation, id=f"{keys[index]}:{conversation.id}")
+
+        return Selection(read, order, np.concatenate([one.digests for one in found])[order])

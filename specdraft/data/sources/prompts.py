@@ -1,0 +1,192 @@
+"""Benchmark prompts: held-out functions of the standard library, or a user's JSON Lines file.
+
+Everything that can be wrong with a prompt is found before the first one is decoded.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdraft.data.sources.base import Message, PythonStdlib
+from specdraft.data.tokenization.chat import prompt_ids
+from specdraft.errors import UserError
+
+STDLIB = "python-stdlib"
+STDLIB_LIMIT = 40
+ALL = sys.maxsize
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_FORMS = 'one of "prompt" (text), "messages" (list of {"role", "content"}) or "turns" (list of texts)'
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation to continue: ``opening`` ends where the first answer begins.
+
+    ``follow_ups`` are further user turns, each asked after the answer to the one before it. ``origin`` says where
+    the prompt stands, for messages to the user.
+    """
+
+    id: str
+    category: str
+    opening: tuple[Message, ...]
+    follow_ups: tuple[str, ...] = ()
+    origin: str = ""
+
+
+def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
+    """The prompts of ``python-stdlib`` or of a ``.jsonl`` file, at most ``limit`` (default: 40, or the whole file).
+
+    Raises UserError for an unknown benchmark and for a missing, empty or malformed file.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"limit is {limit}: expected a positive number of prompts")
+    if benchmark == STDLIB:
+        return _stdlib_prompts(limit or STDLIB_LIMIT)
+    if not benchmark.endswith((".jsonl", ".json")):
+        raise UserError(f"the benchmark {benchmark!r} is unknown: expected {STDLIB} or the path of a .jsonl file")
+    return _read_jsonl(Path(benchmark))[:limit]
+
+
+def benchmark_questions(benchmark: str, own: str | None = None) -> list[str]:
+    """All that the user asks in a benchmark, which training must not see. Raises UserError as ``load_prompts``.
+
+    ``own`` is a benchmark whose source holds out its questions by itself: of that one, nothing.
+    """
+    if benchmark == own:
+        return []
+    prompts = load_prompts(benchmark, ALL)
+    asked = [message["content"] for prompt in prompts for message in prompt.opening if message["role"] == "user"]
+    return asked + [question for prompt in prompts for question in prompt.follow_ups]
+
+
+def encode(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a conversation up to where the next answer begins, by the target's own chat template.
+
+    A tokenizer without a template takes a lone message as plain text. Raises UserError for what cannot be rendered.
+    """
+    if getattr(tokenizer, "chat_template", None):
+        return prompt_ids(tokenizer, messages)
+    if len(messages) > 1:
+        raise UserError(
+            "the target's tokenizer has no chat template: it takes prompts of one message only, "
+            f"and this one has {len(messages)}"
+        )
+    return list(tokenizer(messages[0]["content"])["input_ids"])
+
+
+def check_lengths(tokenizer: Any, prompts: Sequence[Prompt], max_length: int, max_new_tokens: int) -> None:
+    """Raise UserError unless there are prompts and each fits the context of ``max_length`` tokens.
+
+    Of a conversation with follow-ups the longest possible history must fit, so that decoding cannot fail half-way.
+    """
+    if not prompts:
+        raise UserError("there are no prompts to decode: expected at least one")
+    too_long: list[tuple[Prompt, int]] = []
+    for prompt in prompts:
+        messages = list(prompt.opening)
+        for question in prompt.follow_ups:
+            messages += [{"role": "assistant", "content": ""}, {"role": "user", "content": question}]
+        try:
+            length = len(encode(tokenizer, messages)) + max_new_tokens * len(prompt.follow_ups)
+        except UserError as error:
+            raise UserError(f"{prompt.origin}: {error}") from error
+        if length < 1:
+            raise UserError(f"{prompt.origin}: the prompt has no tokens; expected text")
+        if length >= max_length:
+            too_long.append((prompt, length))
+    if too_long:
+        first, length = too_long[0]
+        longest = max(length for _, length in too_long)
+        answers = " (earlier answers at their longest included)" if first.follow_ups else ""
+        raise UserError(
+            f"{len(too_long)} of {len(prompts)} prompts do not fit the target's context of {max_length} tokens with "
+            f"room for an answer; the first is {first.origin} with {length} tokens{answers}, the longest has "
+            f"{longest}: shorten or remove them"
+        )
+
+
+def _stdlib_prompts(limit: int) -> list[Prompt]:
+    return [
+        Prompt(c.id, c.category, c.prompt_messages, (), f"{STDLIB} {c.id}")
+        for c in PythonStdlib().prompts("test", limit)
+    ]
+
+
+def _read_jsonl(path: Path) -> list[Prompt]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"the prompts file {path} does not exist: check the path of benchmark=") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"the prompts file {path} is not UTF-8 text ({error.reason}): expected JSON Lines") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UserError(f"the prompts file {path} cannot be read ({error}): expected JSON Lines") from error
+    # Not splitlines(): JSON strings may hold U+2028 and its like unescaped.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise UserError(f"the prompts file {path} is empty: expected one JSON object a line with {_FORMS}")
+    return [_parse(line, f"{path}:{number}", number) for number, line in lines]
+
+
+def _parse(line: str, origin: str, number: int) -> Prompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{origin} is not JSON ({error}): expected an object with {_FORMS}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{origin} is a JSON {type(record).__name__}: expected an object with {_FORMS}")
+    forms = [form for form in ("prompt", "messages", "turns") if form in record]
+    if len(forms) != 1:
+        found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(record)}"
+        raise UserError(f"{origin} {found}: expected exactly {_FORMS}")
+    value = record[forms[0]]
+    opening: tuple[Message, ...]
+    follow_ups: tuple[str, ...] = ()
+    if forms[0] == "prompt":
+        if not _is_text(value):
+            raise UserError(f'{origin}: "prompt" is {_shown(value)}; expected a text that is not empty')
+        opening = (_user(value),)
+    elif forms[0] == "turns":
+        if not isinstance(value, list) or not value or not all(_is_text(turn) for turn in value):
+            raise UserError(f'{origin}: "turns" is {_shown(value)}; expected a list of texts, none of them empty')
+        opening, follow_ups = (_user(value[0]),), tuple(value[1:])
+    else:
+        opening = _messages(value, origin)
+    identity = record.get("id", record.get("question_id", number))
+    return Prompt(str(identity), str(record.get("category") or "uncategorized"), opening, follow_ups, origin)
+
+
+def _messages(value: Any, origin: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise UserError(f'{origin}: "messages" is {_shown(value)}; expected a list of {{"role", "content"}} objects')
+    for message in value:
+        if not (
+            isinstance(message, dict)
+            and isinstance(message.get("content"), str)
+            and not _SURROGATE.search(message["content"])
+            and _is_text(message.get("role"))
+        ):
+            raise UserError(
+                f'{origin}: the message {_shown(message)} is malformed; expected {{"role", "content"}}, both texts'
+            )
+    if value[-1]["role"] == "assistant":
+        raise UserError(f"{origin}: the last message is the assistant's; expected one that the target can answer")
+    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _is_text(value: Any) -> bool:
+    """Whether ``value`` is a text that is not empty; half a character (a lone surrogate) no tokenizer can read."""
+    return isinstance(value, str) and bool(value.strip()) and not _SURROGATE.search(value)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

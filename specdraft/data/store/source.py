@@ -1,0 +1,29 @@
+"""Where a store's hidden states come from. ``conf/features/*.yaml`` mirrors the constructors."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from torch import Tensor
+
+from specdraft.targets import Capture, Features, Target
+
+
+class FeatureSource(Protocol):
+    """A way to compute hidden states."""
+
+    def open(self, target: Target, layers: Sequence[int], row_length: int) -> AbstractContextManager[Capture]:
+        """What computes the features of packed rows of up to ``row_length`` tokens, for as long as the block lasts."""
+
+
+class InProcess(FeatureSource):
+    """The target of this process: the default, and what the others are compared with."""
+
+    @contextmanager
+    def open(self, target: Target, layers: Sequence[int], row_length: int) -> Iterator[Capture]:
+        """Nothing has to be opened."""
+
+        def capture(input_ids: Tensor, position_ids: Tensor) -> Features:
+            return target.features(input_ids.to(target.device), position_ids.to(target.device), layers)
+
+        yield capture

@@ -1,0 +1,150 @@
+"""Hidden states from a vLLM that is started for them, in an environment of its own, and stopped afterwards."""
+
+import ctypes
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import torch
+
+from specdraft.data.store.source import FeatureSource
+from specdraft.errors import UserError
+from specdraft.targets import Capture, Target
+from specdraft.targets.loading import location
+from specdraft.targets.server import Server, extracted
+
+_CONNECTOR = Path(__file__).parent / "connector"
+_PR_SET_PDEATHSIG = 1
+
+
+class VLLM(FeatureSource):
+    """vLLM's server on loopback, and a client of it."""
+
+    def __init__(
+        self,
+        python: str = sys.executable,
+        options: Sequence[str] = (),
+        directory: str | None = None,
+        cpu: bool | None = None,
+        concurrency: int = 64,
+        start_timeout: float = 1800.0,
+    ) -> None:
+        """``python``: that of an environment with vLLM. ``options``: more of ``vllm serve``'s.
+
+        ``directory``: where hidden states pass through, None for the system's temporary one. ``cpu``: whether vLLM is a
+        CPU build, None if there is no GPU. ``start_timeout``: seconds until it answers.
+        """
+        self.python, self.options, self.directory = python, list(options), directory
+        self.cpu = not torch.cuda.is_available() if cpu is None else cpu
+        self.concurrency, self.start_timeout = concurrency, start_timeout
+
+    @contextmanager
+    def open(self, target: Target, layers: Sequence[int], row_length: int) -> Iterator[Capture]:
+        """Start vLLM and wait for it. Raises UserError, with the log to read, if it does not start."""
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise UserError(
+                "features=vllm starts one engine for one process: expected no torchrun; let the engine use more "
+                "devices with features.options=[--tensor-parallel-size=8], or start it yourself and use features=server"
+            )
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        with tempfile.TemporaryDirectory(prefix="specdraft-", dir=self.directory) as folder:
+            log = Path(folder).with_suffix(".log")
+            command = [self.python, "-P", "-m", "vllm.entrypoints.openai.api_server"]
+            command += self.arguments(target, layers, row_length, folder)
+            command += ["--host=127.0.0.1", f"--port={port}"]
+            with log.open("w") as output:
+                output.write(shlex.join(command) + "\n\n")
+                output.flush()
+                process = self._start(command, output.fileno())
+            try:
+                url = f"http://127.0.0.1:{port}"
+                self._wait(process, url, log)
+                with Server(url, concurrency=self.concurrency).open(target, layers, row_length) as capture:
+                    yield capture
+            finally:
+                _stop(process)
+            log.unlink()
+
+    def arguments(self, target: Target, layers: Sequence[int], row_length: int, folder: str) -> list[str]:
+        """The server's options, so that it leaves the hidden states in ``folder``."""
+        ids = {"eagle_aux_hidden_state_layer_ids": extracted(target, layers)}
+        speculative = {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": ids},
+        }
+        connector: dict[str, object] = {
+            "kv_connector": "HiddenStatesOnCPU" if self.cpu else "ExampleHiddenStatesConnector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": folder},
+        }
+        if self.cpu:
+            connector["kv_connector_module_path"] = "vllm_on_cpu"
+        revision = target.identity.revision
+        return [
+            f"--model={location(target.identity.name)}",
+            *([f"--revision={revision}"] if revision else []),
+            f"--dtype={str(target.dtype).removeprefix('torch.')}",
+            f"--max-model-len={row_length + 1}",  # a token is sampled, and forgotten
+            "--no-enable-prefix-caching",
+            f"--speculative-config={json.dumps(speculative)}",
+            f"--kv-transfer-config={json.dumps(connector)}",
+            *(["--enforce-eager"] if self.cpu else []),
+            *self.options,
+        ]
+
+    def _start(self, command: list[str], log: int) -> subprocess.Popen[bytes]:
+        # The sampled token's position may lie one behind the last that the target knows; it is never read.
+        given = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+        if self.cpu:
+            given["PYTHONPATH"] = str(_CONNECTOR)
+        environment = os.environ | given
+        try:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=_end_with_us
+            )
+        except OSError as error:
+            raise UserError(
+                f"cannot start {self.python} ({error.strerror}): expected features.python=PATH, the python of an "
+                "environment with vLLM"
+            ) from error
+
+    def _wait(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        deadline = time.monotonic() + self.start_timeout
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                if httpx.get(f"{url}/health", timeout=5).is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.5)
+        state = f"within {self.start_timeout:g} s" if process.poll() is None else f"and ended with {process.returncode}"
+        raise UserError(
+            f"vLLM did not start {state}: its log {log} says why; mend that, or raise features.start_timeout"
+        )
+
+
+def _end_with_us() -> None:
+    """Whoever is killed leaves no engine behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,1 @@
+"""From conversations to token ids with a loss mask, and the draft vocabulary counted from them."""

@@ -1,0 +1,141 @@
+"""Conversations as token ids with a loss mask, by the target's own chat template.
+
+Two ways in. A response that the target generated is a list of token ids and stays one: decoding and tokenizing it
+again would give other tokens than the ones that were sampled. A conversation in words is rendered by the template, and
+``spans.py`` or the template's own marks say which tokens are the assistant's.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from specdraft.data.sources.base import Conversation, Message
+from specdraft.data.tokenization.assistant_mask import assistant_mask
+from specdraft.errors import UserError
+
+_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# A document's beginning that the target is to continue: at most so many tokens, and at most half of it.
+_OPENING = 128
+# Conversations longer than the target's context are split later: no warning about them.
+_TOKENIZED = {"tokenize": True, "return_dict": True, "tokenizer_kwargs": {"verbose": False}}
+
+
+class RefusedError(UserError):
+    """The chat template does not take this conversation; it may well take others."""
+
+
+class Example(NamedTuple):
+    """A tokenized conversation; ``loss_mask`` is True on the assistant's tokens, the end mark included."""
+
+    input_ids: list[int]
+    loss_mask: list[bool]
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise UserError unless the tokenizer can render conversations."""
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            "the target's tokenizer has no chat template: use an instruction-tuned target, "
+            "or add a chat_template.jinja to its directory"
+        )
+
+
+def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    """Token ids up to where the assistant's next answer begins."""
+    check_tokenizer(tokenizer)
+    return _render(tokenizer, messages, tools, **_TOKENIZED, add_generation_prompt=True)["input_ids"]
+
+
+def opening_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
+    """Token ids that the target is to continue: a conversation up to its last answer, a document's beginning."""
+    if conversation.prompt_messages:
+        return prompt_ids(tokenizer, conversation.prompt_messages, conversation.tools)
+    ids = _document_ids(tokenizer, conversation)
+    return ids[: max(1, min(_OPENING, len(ids) // 2))]
+
+
+def answer_in_words(tokenizer: Any, ids: Sequence[int]) -> str:
+    """An answer as engines hand it out and as the next prompt has it: without special tokens.
+
+    Of an answer in channels (gpt-oss's harmony format) it is the final one alone; what was said in the others is not
+    said again.
+    """
+    channel, message = (tokenizer.convert_tokens_to_ids(mark) for mark in ("<|channel|>", "<|message|>"))
+    if channel != message and channel in ids and message in ids:  # a token that is not there has the unknown one's id
+        ids = _final_channel(tokenizer, list(ids), channel, message)
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _final_channel(tokenizer: Any, ids: list[int], channel: int, message: int) -> list[int]:
+    """What follows ``<|channel|>final<|message|>``; nothing if that was not reached."""
+    starts = [place for place, token in enumerate(ids) if token == channel]
+    for start in reversed(starts):
+        end = next((place for place in range(start, len(ids)) if ids[place] == message), len(ids))
+        if tokenizer.decode(ids[start + 1 : end]).strip().startswith("final"):
+            return ids[end + 1 :]
+    return []
+
+
+def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Collection[int]) -> Example:
+    """A conversation as it was written, all its assistant's turns supervised; of a document, all but its first token.
+
+    ``end_ids`` are the marks at which the target stops. Raises UserError, with the conversation's id, if it has no
+    answer, if the template refuses it, or if its assistant's tokens cannot be told for certain.
+    """
+    if conversation.response is None:
+        raise UserError(
+            f"the conversation {conversation.id} has no response: set data.regenerate=true, "
+            "or use conversations that end with the assistant's answer"
+        )
+    if not conversation.prompt_messages:
+        ids = [*_document_ids(tokenizer, conversation), *_end_of_text(tokenizer)]
+        return Example(ids, [False] + [True] * (len(ids) - 1))
+    check_tokenizer(tokenizer)
+    try:
+        return _example_from_messages(tokenizer, conversation.messages, conversation.tools, end_ids)
+    except UserError as error:
+        raise UserError(f"{conversation.id}: {error}") from error
+
+
+def _example_from_messages(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], end_ids: Collection[int]
+) -> Example:
+    template = tokenizer.get_chat_template(tools=list(tools) or None)
+    if _GENERATION_MARK.search(template):
+        rendered = _render(tokenizer, messages, tools, **_TOKENIZED, return_assistant_tokens_mask=True)
+        mask = [bool(value) for value in rendered["assistant_masks"]]
+        if not any(mask):
+            raise UserError(
+                "the target's chat template marks no token as the assistant's: expected {% generation %} and "
+                "{% endgeneration %} around the assistant's content and end mark in its chat_template.jinja"
+            )
+        return Example(list(rendered["input_ids"]), mask)
+
+    def render(turns: Sequence[Message], prompt: bool) -> str:
+        return _render(tokenizer, turns, tools, tokenize=False, add_generation_prompt=prompt)
+
+    return Example(*assistant_mask(tokenizer, render, messages, end_ids))
+
+
+def _document_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
+    if tokenizer is None:
+        raise UserError("the target has no tokenizer: expected one in its directory")
+    ids = tokenizer(conversation.response, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
+
+
+def _end_of_text(tokenizer: Any) -> list[int]:
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+
+
+def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+    try:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, **options
+        )
+    except Exception as error:  # templates raise what they like, mostly jinja2's errors
+        roles = ", ".join(message["role"] for message in messages)
+        raise RefusedError(
+            f"the target's chat template cannot render the roles {roles} ({' '.join(str(error).split())}): "
+            "expected conversations that this template accepts"
+        ) from error

@@ -1,0 +1,79 @@
+"""Several drafters beside each other: in one run, or gathered from the runs of a multirun."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from specdraft.errors import UserError
+from specdraft.evaluation.evaluator import family
+from specdraft.evaluation.report.html import html
+from specdraft.files import atomic_file
+
+if TYPE_CHECKING:
+    from specdraft.drafters.base import Drafter
+
+_GATHERED = ("results", "categories", "cost_models", "checks", "advice", "samples")
+
+
+def names(drafters: "Sequence[Drafter]", checkpoints: Sequence[str]) -> "dict[str, Drafter]":
+    """A name for each drafter but the first, which is called after its family: its family, or its run if that is taken.
+
+    Raises UserError if one checkpoint is given twice.
+    """
+    if len(set(checkpoints)) < len(checkpoints):
+        raise UserError(f"checkpoint={list(checkpoints)} names a drafter twice: expected different ones")
+    named: dict[str, Drafter] = {family(drafters[0]): drafters[0]}
+    for drafter, checkpoint in zip(drafters[1:], checkpoints[1:], strict=True):
+        name = family(drafter)
+        named[name if name not in named else f"{name} {_run(checkpoint)}"] = drafter
+    return dict(list(named.items())[1:])
+
+
+def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One evaluation of all drafters, each called by its run; drafters that every run had beside it appear once.
+
+    evaluations: as ``evaluation.json`` holds them. Raises UserError unless they decoded the same prompts alike.
+    """
+    first = evaluations[0]
+    for other in evaluations[1:]:
+        for key in ("target", "benchmark", "prompts", "draft_tree", "rule", "temperatures", "max_new_tokens", "dtype"):
+            if other["settings"].get(key) != first["settings"].get(key):
+                raise UserError(
+                    f"evaluations differ in {key} ({first['settings'].get(key)} and {other['settings'].get(key)}): "
+                    "expected the same prompts decoded in the same way, or there is nothing to compare"
+                )
+    checkpoints = [each["settings"]["checkpoint"] for each in evaluations]
+    together: dict[str, Any] = {**first, **{name: [] for name in _GATHERED}}
+    together["settings"] = {**first["settings"], "compared": checkpoints[1:]}
+    for kind in _GATHERED:
+        for each, checkpoint in zip(evaluations, checkpoints, strict=True):
+            own = each["results"][0]["drafter"]
+            name = f"{own} {_run(checkpoint)}"
+            together[kind] += [{**row, "drafter": name} for row in each[kind] if row["drafter"] == own]
+        together[kind] += [row for row in first[kind] if row["drafter"] != first["results"][0]["drafter"]]
+    return together
+
+
+class ComparisonPage(Callback):
+    """After ``evaluate.py -m checkpoint=A,B``: ``comparison.html`` beside the runs' own directories."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Gather the evaluations that the runs left."""
+        folder = Path(config.hydra.sweep.dir)
+        found = sorted(folder.glob("*/evaluation.json"), key=lambda path: (len(path.parent.name), path.parent.name))
+        if len(found) < 2:
+            return
+        page = html(gather([json.loads(path.read_text(encoding="utf-8")) for path in found]))
+        with atomic_file(folder / "comparison.html") as temporary:
+            temporary.write_text(page, encoding="utf-8")
+        print(f"comparison: {folder / 'comparison.html'}")
+
+
+def _run(checkpoint: str) -> str:
+    """What tells a checkpoint from others: its directory, or that of the run that it lies in."""
+    path = Path(checkpoint)
+    return path.parent.name if path.name == "drafter" else path.name

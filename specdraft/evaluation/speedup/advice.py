@@ -1,0 +1,81 @@
+"""From the cost model to a plain sentence: with which setting to serve, what to expect, when to turn drafting off."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specdraft.evaluation.speedup.model import CostModel
+from specdraft.export.vllm import VLLM
+
+
+@dataclass(frozen=True)
+class Advice:
+    """For one drafter. num_speculative_tokens: of a chain, what every engine takes; None: better not to draft.
+
+    expected: speedup of decoding at batch size 1 by temperature. gains_up_to, loses_from: batch sizes that were tried.
+    longest: whether longer drafts than were evaluated might do better still.
+    """
+
+    drafter: str
+    num_speculative_tokens: int | None
+    expected: dict[str, float]
+    gains_up_to: int
+    loses_from: int | None
+    longest: bool
+    vllm: str | None
+
+    @property
+    def sentence(self) -> str:
+        """The advice in words."""
+        figures = [f"{gain:.2f} times as fast at temperature {t}" for t, gain in self.expected.items()]
+        expected = " and ".join(figures)
+        if self.num_speculative_tokens is None:
+            return f"Do not draft with {self.drafter} here: the best chain is expected to decode {expected}."
+        k = self.num_speculative_tokens
+        start = f"Draft {k} token{'s' if k > 1 else ''} a round with {self.drafter} and expect to decode {expected}"
+        if self.loses_from is None:
+            end = f"; drafting still gains at {self.gains_up_to} requests side by side, the most that were tried."
+        else:
+            end = f"; turn it off from {self.loses_from} requests side by side, where no chain gains."
+        more = " It is the longest draft that was measured: a longer one may gain more." if self.longest else ""
+        losing = " and ".join(t for t, gain in self.expected.items() if gain < 1)
+        unless = f" At temperature {losing} it loses: do not draft there." if losing else ""
+        return start + end + more + unless
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {**asdict(self), "sentence": self.sentence}
+
+
+def advise(models: Sequence[CostModel], family: str) -> Advice | None:
+    """Advice from the models of one drafter, the first temperature deciding; None where no chain was predicted.
+
+    family: which kind of drafter it is, whatever its name; vLLM's flags are given for those that it serves.
+    """
+    first = models[0]
+    best = first.best(1)
+    if best is None:
+        return None
+    k = best.tokens
+    expected = {
+        f"{model.temperature:g}": each.speedup
+        for model in models
+        for each in model.predictions
+        if (each.batch_size, each.kind, each.tokens) == (1, "chain", k)
+    }
+    loses = first.loses_from()
+    gaining = [size for size in first.target_step_seconds if loses is None or size < loses]
+    longest = max(each.tokens for each in first.predictions if each.kind == "chain")
+    flags = None
+    if family in VLLM.families and best.speedup > 1:
+        flags = json.dumps({"method": VLLM.families[family], "model": "EXPORT_DIRECTORY", "num_speculative_tokens": k})
+    return Advice(
+        first.drafter,
+        k if best.speedup > 1 else None,
+        expected,
+        max(gaining, default=0),
+        loses,
+        longest == k,
+        flags,
+    )

@@ -1,0 +1,1 @@
+"""Lightning callbacks, wired in ``conf/callbacks``: live acceptance, checkpoints, guards, progress, samples."""

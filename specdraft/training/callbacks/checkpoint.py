@@ -1,0 +1,219 @@
+"""Checkpoints that a run can always be resumed from: the best by acceptance length, and the last.
+
+Everything is saved at the end of a step, never inside one: a Ctrl-C only asks, and the step that is under way ends.
+"""
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+from specdraft.data.datamodule import DataModule
+from specdraft.errors import UserError
+from specdraft.files import atomic_file
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+from specdraft.training.checkpoints.file import CheckpointFile
+from specdraft.training.checkpoints.resume import LAST, by_step, step_name
+
+_SECOND: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
+class Interrupted(Exception):
+    """Training was asked to stop; ``checkpoint`` is where it can be resumed from."""
+
+    def __init__(self, checkpoint: Path, step: int) -> None:
+        super().__init__(f"stopped after step {step}; {checkpoint} resumes it")
+        self.checkpoint = checkpoint
+        self.step = step
+
+
+class StopSignal(Callback):
+    """Turns the first SIGINT or SIGTERM into a request; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[int, Any] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the handlers that others have installed."""
+        self._previous = {number: signal.getsignal(number) for number in _SECOND}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Install ours, which Python allows in the main thread only.
+
+        Not before: Lightning's own for SIGTERM, installed meanwhile, starts a collective that other ranks are not in.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in _SECOND:
+                signal.signal(number, self._request)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the handlers back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _request(self, number: int, frame: Any) -> None:
+        self.requested = True
+        signal.signal(number, _SECOND[number])
+
+    def agreed(self, trainer: Trainer) -> bool:
+        """Whether any rank was asked to stop. Every rank must call it."""
+        if trainer.world_size == 1:
+            return self.requested
+        return trainer.strategy.reduce_boolean_decision(self.requested, all=False)
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """``best.ckpt`` by live acceptance length, and the last ``keep`` states as ``step-NNNNNN.ckpt``.
+
+    A state is saved every so many steps, after each measurement, at the end, and when interrupted. ``last.ckpt`` is a
+    link to the newest; an earlier one is what a run resumes from if the newest is damaged.
+
+    Files may be written while training goes on. They are waited for before the next one, and before training ends.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        live: LiveAcceptance,
+        stop: StopSignal,
+        every_n_steps: int,
+        keep: int,
+        asynchronous: bool = False,
+    ) -> None:
+        """Save the last state every ``every_n_steps`` steps and after every measurement of ``live``.
+
+        ``asynchronous``: from a copy, in a thread.
+        """
+        super().__init__(
+            dirpath=directory,
+            filename="best",
+            monitor="acceptance_length",
+            mode="max",
+            save_top_k=1,
+            auto_insert_metric_name=False,
+            enable_version_counter=False,
+        )
+        self.directory = directory
+        self.live = live
+        self.stop = stop
+        self.interval = every_n_steps
+        self.keep = keep
+        self.file = CheckpointFile()
+        self.background = AsyncCheckpointIO(self.file) if asynchronous else None
+        self._unlinked: int | None = None  # the step of the newest state, while it may not be whole
+        self._step = 0  # steps done at the last batch
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Every strategy writes the same file; what a kill left half written goes."""
+        super().setup(trainer, pl_module, stage)
+        trainer.strategy.checkpoint_io = self.background or self.file
+        if trainer.is_global_zero:
+            for half in self.directory.glob(".*.ckpt.*.tmp"):
+                half.unlink()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Count the batches that are done as this run deals them out."""
+        if isinstance(trainer.datamodule, DataModule):  # type: ignore[attr-defined]
+            reset_batch_progress(trainer, checkpoint)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A resumed run has saved its first state."""
+        super().on_train_start(trainer, pl_module)
+        self._step = trainer.global_step
+        if self.live.best is None:  # nor is a state of the resumed run a rival
+            self.best_k_models.clear()
+            self.best_model_score, self.kth_value = None, torch.tensor(-torch.inf)
+            self.best_model_path = self.kth_best_model_path = ""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
+        """Save what is due. Raises Interrupted once the state is safe.
+
+        Only at the end of an optimizer step: gradients of accumulated batches are in no checkpoint.
+        """
+        step = trainer.global_step
+        if step == self._step:
+            return
+        self._step = step
+        stopping = self.stop.agreed(trainer)
+        measured = self.live.measured_step == step
+        best = measured and self.live.best_step == step
+        ending = stopping or step >= trainer.max_steps
+        if best or measured or ending or (self.interval > 0 and step % self.interval == 0):
+            self._settle(trainer)
+            if best:
+                self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._save_last(trainer)
+            if ending or self.background is None:
+                self._settle(trainer)
+        if stopping:
+            pl_module.on_train_batch_end(*args, **kwargs)  # it would come after us, and logs this step
+            raise Interrupted(self.directory / LAST, step)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save the state on an unforeseen error, in a single process (one rank's error must not start a collective).
+
+        A UserError (a loss that is not finite) saves nothing: the last good checkpoint is worth more. Nor does a
+        KeyboardInterrupt, the second Ctrl-C: it may have struck in the middle of an update.
+        """
+        started = trainer.global_step > 0 and trainer.global_step != self._last_global_step_saved
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        within = batches.processed % trainer.accumulate_grad_batches != 0
+        foreseen = not isinstance(exception, Exception) or isinstance(exception, UserError | Interrupted)
+        self._finish()
+        if started and not within and trainer.world_size == 1 and not foreseen:
+            self._save_last(trainer)
+            self._finish()
+
+    def _save_last(self, trainer: Trainer) -> None:
+        self._save_checkpoint(trainer, str(self.directory / step_name(trainer.global_step)))
+        self._unlinked = trainer.global_step if trainer.is_global_zero else None
+
+    def _settle(self, trainer: Trainer) -> None:
+        """See to it that all files are whole. Raises UserError on every rank if one could not be written."""
+        failure = trainer.strategy.broadcast(self._finish())
+        if failure is not None:
+            last = self.directory / LAST
+            kept = f"{last.resolve()} is whole and resumes the run" if last.exists() else "there is no earlier one"
+            raise UserError(f"the checkpoint {failure}: free some space or choose another hydra.run.dir; {kept}")
+        trainer.strategy.barrier()
+
+    def _finish(self) -> str | None:
+        """Wait for what is being written, and link to the newest state; what went wrong, if something did."""
+        if self.background is not None:
+            self.background.teardown()
+        failure, self.file.failure = self.file.failure, None
+        if failure is None and self._unlinked is not None:
+            with atomic_file(self.directory / LAST) as link:
+                link.symlink_to(step_name(self._unlinked))
+            for old in by_step(self.directory, until=self._unlinked)[self.keep :]:
+                old.unlink()
+        self._unlinked = None
+        return failure
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Nothing: epochs are no occasion of ours."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Nothing."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Nothing: the last step has saved."""
+
+
+def reset_batch_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Make Lightning's counts of batches those of this run: an optimizer step may have been other batches, on other
+    ranks, when ``checkpoint`` was written."""
+    data: DataModule = trainer.datamodule  # type: ignore[attr-defined]
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    done = {"current": data.batches_done(), "total": checkpoint["global_step"] * trainer.accumulate_grad_batches}
+    for name, batches in done.items():
+        counts = progress[name]
+        behind = counts["processed"] - counts["completed"]  # the batch at whose end it was saved
+        counts |= {"ready": batches, "started": batches, "processed": batches, "completed": batches - behind}

@@ -1,0 +1,248 @@
+"""Live acceptance: while training, really decode held-out prompts with the current head, and keep the best one.
+
+Acceptance words are those of ``specdraft.decoding.metrics``. Prompts are dealt out over the ranks; the counts are
+summed, then divided once. Times are the first rank's own.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.trace import Trace
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.checkpoint import read_config, save_drafter
+from specdraft.errors import UserError
+from specdraft.training.callbacks.samples import log_samples
+from specdraft.training.checkpoints.full_precision import full_precision_drafter
+
+if TYPE_CHECKING:
+    from specdraft.decoding.decoder import Generation
+    from specdraft.training.module import DrafterModule
+
+_SAMPLES = 4  # answers shown with their drafts; more would not be read
+
+
+@dataclass
+class Measurement:
+    """What one measurement found. Seconds are this rank's: of drafting, of its rounds without that, and of as many
+    ``steps`` of the target alone, decoding plainly."""
+
+    counts: AcceptanceCounts
+    by_category: dict[str, AcceptanceCounts]
+    rounds: int = 0
+    draft_seconds: float = 0.0
+    verification_seconds: float = 0.0
+    steps: int = 0
+    step_seconds: float = 0.0
+    samples: list[tuple[str, Trace, int]] = field(default_factory=list)
+
+    def add(self, category: str, generation: "Generation") -> None:
+        """Count a generation of this rank."""
+        self.counts.add(generation)
+        self.by_category[category].add(generation)
+        self.rounds += len(generation.accepted)
+        self.draft_seconds += generation.draft_seconds
+        self.verification_seconds += generation.decode_seconds - generation.draft_seconds
+        if generation.trace is not None:
+            self.samples.append((category, generation.trace, len(generation.tokens)))
+
+    def costs(self) -> dict[str, float]:
+        """Step times as multiples of a plain target step, and what they make of the acceptance length.
+
+        cost_ratio c: one drafted token. verification_cost_ratio v: one round without its drafting.
+        predicted_speedup: acceptance length / (v + K c), of the rounds alone. Empty where nothing was decoded.
+        """
+        if not (self.rounds and self.steps):
+            return {}
+        step, drafts = self.step_seconds / self.steps, self.rounds * self.counts.num_draft_tokens
+        return {
+            "cost_ratio": self.draft_seconds / drafts / step,
+            "verification_cost_ratio": self.verification_seconds / self.rounds / step,
+            "predicted_speedup": self.counts.acceptance_length
+            * step
+            / ((self.draft_seconds + self.verification_seconds) / self.rounds),
+        }
+
+
+class LiveAcceptance(Callback):
+    """Measure acceptance every ``every_n_steps`` optimizer steps and after the last one.
+
+    The best head so far, by acceptance length, lies in ``directory`` at any time after the first measurement.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        directory: Path,
+        every_n_steps: int = 100,
+        num_draft_tokens: int = 5,
+        sampling: Sampling | None = None,
+        max_new_tokens: int = 64,
+        extra: dict[str, Any] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        categories: Sequence[str] | None = None,
+    ) -> None:
+        """Decode ``prompts`` (token ids), unless ``stop()``; ``extra`` goes into the saved head's config.
+
+        ``categories`` has a name for each prompt, by which acceptance is counted as well.
+        """
+        self.prompts = prompts
+        self.categories = categories or [""] * len(prompts)
+        self.directory = directory
+        self.every_n_steps = every_n_steps
+        self.num_draft_tokens = num_draft_tokens
+        self.sampling = sampling or Sampling()
+        self.max_new_tokens = max_new_tokens
+        self.extra = extra or {}
+        self.best: float | None = None
+        self.best_step = 0
+        self.measured_step: int | None = None
+        self.stop = stop
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure when it is time."""
+        module = cast("DrafterModule", pl_module)
+        step = trainer.global_step
+        due = self.every_n_steps > 0 and step % self.every_n_steps == 0
+        if step and step != self.measured_step and (due or step >= trainer.max_steps):
+            module.stopwatch.pause()
+            self.measure(trainer, module)
+            module.stopwatch.start()
+
+    def measure(self, trainer: Trainer, module: "DrafterModule") -> None:
+        """Decode, log, and save the head if it is the best so far."""
+        drafter = full_precision_drafter(trainer, module)
+        start = time.perf_counter()
+        measured = self._decode(trainer, module, drafter)
+        if measured is None:
+            return
+        counts, step = measured.counts, trainer.global_step
+        self.measured_step = step
+        length = _length(counts)
+        values = {
+            "acceptance_length": length,
+            "draft_acceptance_rate": counts.draft_acceptance_rate,
+            "live_acceptance_seconds": time.perf_counter() - start,
+        } | measured.costs()
+        for position, rate in enumerate(counts.conditional_acceptance_rate, start=1):
+            values[f"conditional_acceptance_rate_{position}"] = rate
+        if len(measured.by_category) > 1:
+            for category, own in measured.by_category.items():
+                values[f"acceptance_length_by_category/{category}"] = _length(own)
+        module.publish({name: value for name, value in values.items() if not math.isnan(value)})
+        log_samples(trainer.loggers, step, counts, measured.samples, module.target.tokenizer)
+        if self.best is None or length > self.best:
+            self.best, self.best_step = length, step
+            if trainer.is_global_zero:
+                training = {"step": step, "live_acceptance_length": self.best} | self.extra.get("training", {})
+                save_drafter(drafter, self.directory, module.target.identity, self.extra | {"training": training})
+
+    def _decode(self, trainer: Trainer, module: "DrafterModule", drafter: Drafter) -> Measurement | None:
+        names = sorted(set(self.categories))
+        empty = [AcceptanceCounts(self.num_draft_tokens) for _ in range(1 + len(names))]
+        measured = Measurement(empty[0], dict(zip(names, empty[1:], strict=True)))
+        training = drafter.training
+        drafter.eval()
+        # Autocast belongs to training: serving engines do not use it, so neither does the measurement.
+        with torch.inference_mode(), torch.autocast(module.device.type, enabled=False):
+            decoder = Decoder(module.target, drafter, self.num_draft_tokens, self.sampling)
+            # A target that is cut over the ranks needs them all for every pass: they decode the same, side by side.
+            together = module.target.engine is not None
+            mine = (0, 1) if together else (trainer.global_rank, trainer.world_size)
+            for index in range(mine[0], len(self.prompts), mine[1]):
+                if self._stopping(trainer) if together else self.stop():
+                    break
+                decoder.trace = trainer.is_global_zero and len(measured.samples) < _SAMPLES
+                generation = decoder.generate(self.prompts[index], self.max_new_tokens, seed=index)
+                measured.add(self.categories[index], generation)
+                if index == 0:  # in the midst of the others, so that a busy machine slows down both alike
+                    alone = Decoder(module.target, sampling=self.sampling).generate(
+                        self.prompts[index], self.max_new_tokens, seed=index
+                    )
+                    measured.steps = len(alone.tokens) - 1  # a step emits one token, the prompt's pass the first
+                    measured.step_seconds = alone.decode_seconds
+        drafter.train(training)
+        stopped = self.stop()
+        if trainer.world_size > 1:
+            stopped = self._stopping(trainer)
+            if not together:
+                ours = torch.stack([_vector(counts) for counts in (measured.counts, *measured.by_category.values())])
+                summed = trainer.strategy.reduce(ours.to(module.device), reduce_op="sum")
+                measured.counts, *rest = (_from_vector(vector, self.num_draft_tokens) for vector in summed)
+                measured.by_category = dict(zip(names, rest, strict=True))
+        return None if stopped else measured
+
+    def _stopping(self, trainer: Trainer) -> bool:
+        """Whether any rank is to stop. Every rank must call it."""
+        return not trainer.strategy.reduce_boolean_decision(not self.stop(), all=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know: the best head and where it was."""
+        return {
+            "best": self.best,
+            "best_step": self.best_step,
+            "measured_step": self.measured_step,
+            "measures": self._measures(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue, with the best head if the caller has brought it along.
+
+        A length that was measured otherwise is no rival of those to come, nor is one whose head is not there.
+        """
+        if state_dict.get("measures") != self._measures():
+            self._begin_anew("was measured with other prompts or settings of decoding")
+        elif state_dict["best"] is not None and not self._holds(state_dict["best"], state_dict["best_step"]):
+            self._begin_anew("is not beside the checkpoint")
+        else:
+            self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+            self.measured_step = state_dict["measured_step"]
+
+    def _begin_anew(self, reason: str) -> None:
+        rank_zero_warn(f"the best head of the resumed run {reason}: the best from here on is kept")
+
+    def _measures(self) -> dict[str, Any]:
+        """All that a measured length depends on, besides the head."""
+        prompts = hashlib.sha256(json.dumps([list(ids) for ids in self.prompts]).encode()).hexdigest()[:16]
+        decoding = {"num_draft_tokens": self.num_draft_tokens, "max_new_tokens": self.max_new_tokens}
+        return {"prompts": prompts} | decoding | asdict(self.sampling)
+
+    def _holds(self, length: float, step: int) -> bool:
+        """Whether the directory has the head of that measurement."""
+        try:
+            training = read_config(self.directory)["extra"]["training"]
+        except (UserError, KeyError, TypeError):
+            return False
+        return bool(training.get("step") == step and training.get("live_acceptance_length") == length)
+
+
+def _length(counts: AcceptanceCounts) -> float:
+    # Without a single round (every text ended with its first token) nothing was accepted either.
+    return counts.acceptance_length if counts.rounds else 1.0
+
+
+def _vector(counts: AcceptanceCounts) -> Tensor:
+    lists = (counts.drafted_per_position, counts.reached_per_position, counts.accepted_per_position)
+    scalars = [counts.rounds, counts.drafted, counts.accepted]
+    return torch.tensor(scalars + [value for values in lists for value in values], dtype=torch.int64)
+
+
+def _from_vector(vector: Tensor, num_draft_tokens: int) -> AcceptanceCounts:
+    rounds, drafted, accepted, *rest = vector.tolist()
+    lists = [rest[i : i + num_draft_tokens] for i in range(0, 3 * num_draft_tokens, num_draft_tokens)]
+    return AcceptanceCounts(num_draft_tokens, rounds, drafted, accepted, *lists)

@@ -1,1 +1,0 @@
-"""What is done about losses that are no numbers and ranks that are gone."""

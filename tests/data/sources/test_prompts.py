@@ -1,0 +1,136 @@
+"""Benchmark prompts: every accepted form, every kind of bad input."""
+
+import json
+
+import pytest
+
+from specdraft.data.sources import stdlib
+from specdraft.data.sources.prompts import Prompt, check_lengths, encode, load_prompts
+from specdraft.errors import UserError
+
+
+def write(path, *lines):
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def test_the_three_forms(tmp_path):
+    messages = [{"role": "system", "content": "Be brief."}, user("a"), {"role": "assistant", "content": "b"}, user("c")]
+    path = write(
+        tmp_path / "prompts.jsonl",
+        {"prompt": "Hello", "category": "greeting", "id": "x7"},
+        "",
+        {"messages": messages},
+        {"question_id": 81, "category": "writing", "turns": ["one", "two", "three"], "reference": []},
+    )
+    prompt, chat, turns = load_prompts(path)
+    assert prompt == Prompt("x7", "greeting", (user("Hello"),), (), f"{path}:1")
+    assert chat == Prompt("3", "uncategorized", tuple(messages), (), f"{path}:3")
+    assert turns == Prompt("81", "writing", (user("one"),), ("two", "three"), f"{path}:4")
+    assert load_prompts(path, limit=2) == [prompt, chat]
+
+
+def test_line_separators_inside_strings(tmp_path):
+    text = "one\u2028two\x85three"
+    path = write(tmp_path / "prompts.jsonl", json.dumps({"prompt": text}, ensure_ascii=False))
+    assert load_prompts(path)[0].opening == (user(text),)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"prompt": "x"', "is not JSON"),
+        ("[1, 2]", "is a JSON list"),
+        ('{"text": "x"}', "has only the keys ['text']"),
+        ('{"prompt": "x", "turns": ["y"]}', "has prompt and turns"),
+        ('{"prompt": 3}', '"prompt" is 3'),
+        ('{"prompt": "  "}', '"prompt" is "  "'),
+        ('{"turns": []}', '"turns" is []'),
+        ('{"turns": ["a", ""]}', '"turns" is ["a", ""]'),
+        ('{"messages": {"role": "user"}}', '"messages" is {"role": "user"}'),
+        ('{"messages": [{"role": "user"}]}', 'the message {"role": "user"} is malformed'),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "the last message is the assistant's"),
+    ],
+)
+def test_malformed_lines_are_named(tmp_path, line, said):
+    path = write(tmp_path / "prompts.jsonl", {"prompt": "fine"}, line)
+    with pytest.raises(UserError) as error:
+        load_prompts(path)
+    assert str(error.value).startswith(f"{path}:2")
+    assert said in str(error.value)
+    assert "expected" in str(error.value)
+
+
+def test_files_that_cannot_be_prompts(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        load_prompts(str(tmp_path / "none.jsonl"))
+    with pytest.raises(UserError, match="is empty"):
+        load_prompts(write(tmp_path / "empty.jsonl", "", "  "))
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_prompts(str(tmp_path / "binary.jsonl"))
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        load_prompts(str(tmp_path / "folder.jsonl"))
+    with pytest.raises(UserError, match="benchmark 'mt-bench' is unknown"):
+        load_prompts("mt-bench")
+    with pytest.raises(UserError, match="limit is 0"):
+        load_prompts("python-stdlib", limit=0)
+
+
+def test_encode_is_the_chat_template(tokenizer):
+    ids = encode(tokenizer, [user("def")])
+    assert tokenizer.decode(ids) == "<|begin|><|user|>\ndef<|end|>\n<|assistant|>\n"
+
+
+def test_encode_without_a_template(tokenizer):
+    import copy
+
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = None
+    assert encode(plain, [user("def add")]) == tokenizer("def add")["input_ids"]
+    with pytest.raises(UserError, match="no chat template"):
+        encode(plain, [user("a"), user("b")])
+
+
+def test_template_errors_name_the_prompt(tokenizer):
+    import copy
+
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(UserError, match=r"p.jsonl:4: .*roles must alternate"):
+        check_lengths(strict, [Prompt("a", "c", (user("x"),), (), "p.jsonl:4")], 128, 16)
+
+
+def test_prompts_longer_than_the_context(tokenizer):
+    short = Prompt("a", "c", (user("x"),), (), "p.jsonl:1")
+    long = Prompt("b", "c", (user("x y " * 100),), (), "p.jsonl:2")
+    longer = Prompt("c", "c", (user("x y " * 200),), (), "p.jsonl:3")
+    length = len(encode(tokenizer, long.opening))
+    check_lengths(tokenizer, [short], 128, 200)  # the answer may be cut, the prompt fits
+    with pytest.raises(UserError, match=rf"2 of 3 prompts .* 128 tokens .* p.jsonl:2 with {length} tokens"):
+        check_lengths(tokenizer, [short, long, longer], 128, 16)
+    with pytest.raises(UserError, match="no prompts"):
+        check_lengths(tokenizer, [], 128, 16)
+
+
+def test_follow_ups_need_room_for_the_answers(tokenizer):
+    conversation = Prompt("a", "c", (user("x"),), ("y", "z"), "p.jsonl:1")
+    check_lengths(tokenizer, [conversation], 128, 16)
+    with pytest.raises(UserError, match="earlier answers at their longest included"):
+        check_lengths(tokenizer, [conversation], 128, 60)
+
+
+def test_stdlib_prompts_are_held_out_functions():
+    prompts = load_prompts("python-stdlib", limit=30)
+    assert len({prompt.id for prompt in prompts}) == len(prompts) == 30
+    assert {prompt.category for prompt in prompts} == {"function", "method"}
+    for prompt in prompts:
+        assert stdlib.split_of(prompt.id.split(":")[0]) == "test"
+        assert prompt.opening[0]["role"] == "user" and "def " in prompt.opening[0]["content"]
+    assert load_prompts("python-stdlib", limit=10) == prompts[:10]
+    assert len(load_prompts("python-stdlib")) == 40

@@ -1,0 +1,261 @@
+"""The EAGLE family: training and decoding are the same function, on chains and trees; packing changes nothing."""
+
+import pytest
+import torch
+from transformers import Phi3Config, Phi3ForCausalLM
+
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters.alignment import align
+from specdraft.drafters.checkpoint import load_drafter, save_drafter
+from specdraft.drafters.draft_tree_builder import grow
+from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.eagle import head as eagle_head
+from specdraft.errors import UserError
+from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
+from tests.drafters.growing import replace_growth
+from tests.fakes import random_prompts, tiny_llama, transformers_greedy
+
+STEPS = 4
+VARIANTS = {
+    "first": (Eagle, {}),
+    "third": (Eagle3, {}),
+    "third, fc_norm": (Eagle3, {"fc_norm": True}),
+    "third, norm_output": (Eagle3, {"norm_output": True}),
+    "third, both": (Eagle3, {"fc_norm": True, "norm_output": True}),
+}
+BUSH = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0)))
+SHAPES = [StaticTree.chain(4), BUSH, DynamicTree(4, 3, 12)]
+
+
+@pytest.fixture(params=VARIANTS)
+def head(request, target):
+    kind, options = VARIANTS[request.param]
+    torch.manual_seed(0)
+    vocabulary = torch.arange(3, 97, 2) if kind is Eagle3 else None
+    head = kind.for_target(target, vocabulary, ttt_steps=STEPS, **options).double()
+    with torch.no_grad():  # large random weights: every part of the head must matter
+        for parameter in head.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return head
+
+
+def features_of(head, batch):
+    return head.target.features(batch.input_ids, batch.position_ids, head.layers)
+
+
+def begun(head, batch):
+    """The state of a request whose text are the nine tokens of the first document and one more."""
+    ids = batch.input_ids[:1, :9]
+    features = head.target.features(ids, batch.position_ids[:1, :9], head.layers)
+    state = head.start(int(ids[0, 0]), 4)
+    head.advance(state, torch.cat([ids[0, 1:], ids[0, :1]]), features)
+    return state
+
+
+def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
+    seen = []
+    loss = head._loss
+    monkeypatch.setattr(head, "_loss", lambda steps, teacher: seen.extend(steps) or loss(steps, teacher))
+    features = features_of(head, packed)
+    head.training_loss(packed, features, head.target)
+    trained = [head._logits(step.hidden).detach() for step in seen]
+    aligned = align(packed, STEPS)
+    checked = 0
+    for row in aligned.rows[0].tolist():
+        first = int(aligned.starts[row])
+        here = slice(first, row + 1)
+        flat = Features(*(part.flatten(0, 1)[None, here] for part in features))
+        state = head.start(int(aligned.tokens[first]), 64)
+        head.advance(state, aligned.tokens[first + 1 : row + 2], flat)
+        output = state.output
+        for step in range(STEPS):
+            place = (aligned.rows[step] == row).nonzero()
+            if len(place) == 0:
+                break
+            decoded = head._logits(output.hidden)[0]
+            torch.testing.assert_close(decoded, trained[step][place[0, 0]], rtol=1e-10, atol=1e-10)
+            checked += 1
+            # Feed the true token, as training does; `draft` would feed its own choice.
+            output = head._append([state.keys], [aligned.tokens[row + 2 + step][None]], output.feature)[0]
+    assert checked == sum(map(len, aligned.rows)) > 60
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape, monkeypatch):
+    levels = []
+
+    def watched(logits, expand, *rest):
+        def expand_and_note(level):
+            levels.append((level, expand(level)))
+            return levels[-1][1]
+
+        return grow(logits, expand_and_note, *rest)
+
+    replace_growth(monkeypatch, eagle_head, watched)
+    state = begun(head, packed)
+    head.draft(state, shape, Sampling(), None)
+    above, checked = [[]], 0
+    for level, logits in levels:
+        paths = [[*above[parent], token] for parent, token in zip(level.parents.tolist(), level.tokens, strict=True)]
+        for path, expected in zip(paths, logits, strict=True):
+            emitted, output = state.keys.length, state.output
+            for token in path:
+                output = head._append([state.keys], [token[None]], output.feature)[0]
+            state.keys.length = emitted
+            torch.testing.assert_close(head._logits(output.hidden)[0], expected, rtol=1e-9, atol=1e-9)
+            checked += 1
+        above = paths
+    assert checked >= 3 and len(levels) == shape.depth - 1
+
+
+def test_draft_takes_the_best_tokens_and_leaves_the_state_as_it_was(head, packed):
+    state = begun(head, packed)
+    before = [part.clone() for part in state.output]
+    tree = head.draft(state, StaticTree.chain(3), Sampling(), None)
+    again = head.draft(state, StaticTree.chain(3), Sampling(), None)
+    assert torch.equal(tree.tokens, again.tokens) and tree.is_chain and tree.q is None
+    assert state.keys.length == 9 and all(map(torch.equal, state.output, before))
+    best = head._logits(state.output.hidden)[0].argmax()
+    assert tree.tokens[0] == head.vocabulary.to_target(best)
+
+
+def test_a_sampled_draft_tells_the_distribution_that_it_came_from(head, packed):
+    state = begun(head, packed)
+    sampling = Sampling(temperature=1.5, top_k=5)
+    tree = head.draft(state, StaticTree.chain(4), sampling, torch.Generator().manual_seed(0))
+    assert tree.q.shape == (4, 97) and ((tree.q > 0).sum(-1) == 5).all()
+    assert (tree.q[torch.arange(4), tree.tokens] > 0).all()
+    first = sampling.probabilities(head._logits(state.output.hidden))
+    torch.testing.assert_close(tree.q[:1], head.vocabulary.scatter_to_target(first))
+
+
+def test_packing_changes_nothing(head, packed):
+    together = head.training_loss(packed, features_of(head, packed), head.target)
+    sums: dict[str, torch.Tensor] = {}
+    for row, here in ((0, slice(0, 9)), (0, slice(9, 23)), (1, slice(0, 20))):
+        alone = Batch(*(getattr(packed, name)[row : row + 1, here] for name in Batch.__dataclass_fields__))
+        for name, value in head.training_loss(alone, features_of(head, alone), head.target).metrics.items():
+            sums[name] = sums.get(name, 0) + value
+    assert together.metrics.keys() == sums.keys()
+    for name, value in sums.items():
+        torch.testing.assert_close(together.metrics[name], value, rtol=1e-9, atol=1e-9)
+    parts = {"loss": getattr(head, "distillation_weight", 1.0), "regression": getattr(head, "regression_weight", 0.0)}
+    mean = sum(
+        weight * 0.8**step * sums[f"step_{step}/{part}_sum"] / sums[f"step_{step}/row_total"]
+        for part, weight in parts.items()
+        for step in range(STEPS)
+        if weight
+    )
+    torch.testing.assert_close(together.loss, mean, rtol=1e-9, atol=1e-9)
+
+
+def test_matches_count_joint_prefixes(head, packed):
+    """A later step counts only where every earlier one matched too, or predicted acceptance would be too high."""
+    metrics = head.training_loss(packed, features_of(head, packed), head.target).metrics
+    sums = [int(metrics[f"step_{s}/match_sum"]) for s in range(STEPS)]
+    assert sums == sorted(sums, reverse=True)
+
+
+def test_a_batch_without_answers_still_reaches_every_parameter(head, packed):
+    packed.loss_mask.zero_()
+    result = head.training_loss(packed, features_of(head, packed), head.target)
+    result.loss.backward()
+    assert result.loss == 0 and all((p.grad == 0).all() for p in head.parameters())
+
+
+def test_training_moves_every_parameter_and_nothing_of_the_target(head, packed):
+    head.training_loss(packed, features_of(head, packed), head.target).loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
+    assert all(p.grad is None for p in head.target.model.parameters())
+    assert not any("target" in name or "embed" in name for name in head.state_dict())
+
+
+def test_the_divergence_is_the_one_asked_for(head, packed):
+    plain = head.training_loss(packed, features_of(head, packed), head.target)
+    other = type(head)(**head.config() | {"divergence": "total_variation"}).double()
+    other.load_state_dict(head.state_dict())
+    result = other.training_loss(packed, features_of(head, packed), head.target)
+    assert all(
+        torch.equal(result.metrics[f"step_{s}/alpha_sum"], plain.metrics[f"step_{s}/alpha_sum"]) for s in range(4)
+    )
+    rows = result.metrics["step_0/row_total"]
+    torch.testing.assert_close(result.metrics["step_0/loss_sum"], rows - result.metrics["step_0/alpha_sum"])
+
+
+def test_decoding_in_inference_mode_does_not_spoil_training(head, packed):
+    with torch.inference_mode():
+        head.draft(begun(head, packed), StaticTree.chain(3), Sampling(), None)
+    head.training_loss(packed, features_of(head, packed), head.target).loss.backward()
+    assert head.fc.weight.grad is not None
+
+
+def test_validation_without_gradients_gives_the_same_loss(head, packed):
+    loss = head.training_loss(packed, features_of(head, packed), head.target).loss
+    with torch.inference_mode():
+        again = head.training_loss(packed, features_of(head, packed), head.target).loss
+    assert torch.equal(loss, again) and not again.requires_grad
+
+
+def test_a_checkpoint_rebuilds_it(head, packed, tmp_path):
+    directory = save_drafter(head, tmp_path / "drafter", head.target.identity)
+    loaded, _ = load_drafter(directory)
+    assert type(loaded) is type(head) and loaded.config() == head.config()
+    loaded.bind(head.target)
+    loaded.double().load_state_dict(head.state_dict())  # the file is fp32
+    ours, theirs = begun(head, packed), begun(loaded, packed)
+    assert torch.equal(head._logits(ours.output.hidden), loaded._logits(theirs.output.hidden))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"ttt_steps": 0}, "at least 1 step of the training-time test"), ({"divergence": "nothing"}, "divergence")],
+)
+def test_what_cannot_be_trained_is_refused(head, change, message):
+    with pytest.raises(UserError, match=message):
+        type(head)(**head.config() | change)
+
+
+@pytest.fixture(scope="module")
+def story():
+    """A small target, five prompts and transformers' own greedy answers."""
+    model = tiny_llama()
+    prompts = random_prompts(5, lengths=[1, 2, 5, 13])
+    return Target.from_model(model), prompts, transformers_greedy(model, prompts, 32)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("variant", ["first", "third", "third, both"])
+def test_greedy_decoding_gives_the_targets_own_tokens(story, variant, shape):
+    target, prompts, answers = story
+    kind, options = VARIANTS[variant]
+    torch.manual_seed(0)
+    head = kind.for_target(target, **options, **({"layers": (1,)} if kind is Eagle3 else {}))
+    with torch.no_grad():  # the feature passes: a head that nobody trained is right now and then
+        head.fc.weight[:, -target.hidden_size :] = torch.eye(target.hidden_size)
+    decoder = Decoder(target, head, shape)
+    alone = [decoder.generate(prompt, 32) for prompt in prompts]
+    assert [result.tokens for result in alone] == answers
+    assert [result.tokens for result in decoder.generate_batch(prompts, 32, batch_size=3)] == answers
+    accepted = sum(sum(result.accepted) for result in alone)
+    assert 0 < accepted < sum(sum(result.drafted) for result in alone)
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+@pytest.mark.parametrize("partial", [1.0, 0.75])
+def test_beside_a_target_whose_angles_change_with_the_length_the_heads_do_not(kind, partial):
+    """Phi-3 and Phi-4-mini have short and long factors, which transformers chooses by the length of the text."""
+    pairs = int(16 * partial) // 2
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": partial}
+    rope |= {"short_factor": [1.0] * pairs, "long_factor": [4.0] * pairs, "original_max_position_embeddings": 64}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = Phi3Config(vocab_size=64, **sizes, **ends, max_position_embeddings=512, rope_parameters=rope)
+    head = kind.for_target(Target.from_model(Phi3ForCausalLM(config).eval()))
+    angles = torch.outer(torch.arange(20.0), 10000.0 ** (-torch.arange(0, 16, 2) / 16))
+    for length in (20, 200, 20):
+        torch.testing.assert_close(head._angles(length)[0][:20, :8], angles.cos())
+    with pytest.raises(UserError, match="rope_type=longrope, whose angles change with the length"):
+        kind(**head.config() | {"rope_parameters": rope})

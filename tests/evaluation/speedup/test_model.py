@@ -1,0 +1,102 @@
+"""The cost model against arithmetic by hand, its limits, and one drafter measured and predicted for real."""
+
+import pytest
+import torch
+
+from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters.medusa import Medusa
+from specdraft.errors import UserError
+from specdraft.evaluation.speedup.advice import advise
+from specdraft.evaluation.speedup.model import CostSettings, chain_acceptance_length, measured_lengths, predict
+from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
+from specdraft.targets import Target
+from tests.fakes import tiny_llama
+
+CHAINS = {k: StaticTree.chain(k) for k in (1, 2, 3, 4, 5)}
+
+
+def test_one_rate_for_all_positions_is_leviathans_equation_1():
+    for alpha in (0.1, 0.5, 0.9):
+        for k in (1, 4, 7):
+            expected = (1 - alpha ** (k + 1)) / (1 - alpha)
+            assert chain_acceptance_length([alpha] * k) == pytest.approx(expected)
+    assert chain_acceptance_length([0.5, 0.0, 0.9]) == 1.5
+
+
+def test_free_verification_is_leviathans_theorem_3_8():
+    alpha, c, step = 0.8, 0.05, 0.02
+    times = {(1, None): StepTime(0.0, step)}
+    times |= {(1, CHAINS[k]): StepTime(k * c * step, step) for k in (1, 3, 5)}  # 2 and 4 are interpolated
+    model = predict("head", 0.0, times, [chain_acceptance_length([alpha] * k) for k in range(1, 6)], {})
+    assert [row.tokens for row in model.predictions] == [1, 2, 3, 4, 5]
+    for row in model.predictions:
+        k = row.tokens
+        assert row.speedup == pytest.approx((1 - alpha ** (k + 1)) / ((1 - alpha) * (k * c + 1)))
+
+
+@pytest.fixture
+def model():
+    """K = 2 is best alone; from four requests on verification costs too much. A tree beside the chains."""
+    tree = DynamicTree(3, 2, 8)
+    times = {}
+    for batch_size, slower in ((1, 1.0), (2, 1.2), (4, 3.0), (8, 4.0)):
+        times[batch_size, None] = StepTime(0.0, 1.0)
+        for k, cost in ((1, 1.2), (2, 1.4), (3, 2.2)):
+            times[batch_size, CHAINS[k]] = StepTime(0.1 * k, cost * slower - 0.1 * k)
+        times[batch_size, tree] = StepTime(0.5, 2.0)
+    return predict("eagle3", 0.0, times, [1.5, 2.1, 2.3], {tree: 3.0})
+
+
+def test_best_setting_and_where_drafting_loses(model):
+    assert model.best(1).tokens == 2 and model.best(1).speedup == pytest.approx(2.1 / 1.4)
+    assert model.best(1, "tree").speedup == pytest.approx(3.0 / 2.5)
+    assert model.best(4).speedup < 1 < model.best(2).speedup
+    assert model.loses_from() == 4 and model.loses_from("tree") is None
+    written = model.to_dict()
+    assert written["best_num_draft_tokens"]["1"] == 2 and written["loses_from_batch_size"] == 4
+    assert len(written["predictions"]) == 4 * 4
+
+
+def test_advice_says_what_the_model_says(model):
+    advice = advise([model], "eagle3")
+    assert '"num_speculative_tokens": 2' in advice.vllm and '"method": "eagle3"' in advice.vllm
+    assert (advice.gains_up_to, advice.loses_from, advice.longest) == (2, 4, False)
+    assert advice.sentence == (
+        "Draft 2 tokens a round with eagle3 and expect to decode 1.50 times as fast at temperature 0; turn it off from "
+        "4 requests side by side, where no chain gains."
+    )
+    warm = predict("eagle3", 1.0, {(1, None): StepTime(0.0, 1.0), (1, CHAINS[2]): StepTime(0.2, 1.8)}, [1.3, 1.5], {})
+    assert advise([model, warm], "eagle3").sentence == (
+        "Draft 2 tokens a round with eagle3 and expect to decode 1.50 times as fast at temperature 0 and 0.75 times as "
+        "fast at temperature 1; turn it off from 4 requests side by side, where no chain gains. At temperature 1 it "
+        "loses: do not draft there."
+    )
+    assert advise([model], "hydra").vllm is None  # vLLM serves no Hydra
+
+
+def test_advice_against_drafting():
+    times = {(1, None): StepTime(0.0, 1.0), (1, CHAINS[1]): StepTime(1.0, 1.0)}
+    advice = advise([predict("head", 0.0, times, [1.5], {})], "eagle3")
+    assert advice.num_speculative_tokens is None and advice.vllm is None and advice.loses_from == 1
+    assert advice.sentence.startswith("Do not draft with head here") and "0.75 times" in advice.sentence
+
+
+def test_step_times_of_every_cell():
+    torch.manual_seed(0)
+    target = Target.from_model(tiny_llama(context=64))
+    drafter = Medusa.for_target(target, num_heads=3)
+    shapes = [StaticTree.chain(k) for k in measured_lengths(3)] + [StaticTree(((0,), (1,), (0, 0)))]
+    timer = StepTimer(target, drafter, [1, 2, 3, 4, 5], shapes, (1, 2))
+    assert timer.times() == {}
+    timer.measure_for(0.0)
+    times = timer.times()
+    assert set(times) == {(size, shape) for size in (1, 2) for shape in (None, *shapes)}
+    assert all(time.verify > 0 for time in times.values())
+    assert all((time.draft > 0) == (shape is not None) for (_, shape), time in times.items())
+
+
+@pytest.mark.parametrize("sizes", [{"batch_sizes": (0,)}, {"tree_sizes": (4, "many")}])
+def test_bad_sizes(sizes):
+    with pytest.raises(UserError, match="expected whole numbers of at least 1"):
+        CostSettings(**sizes)
+    assert CostSettings(batch_sizes=(8, 2)).batch_sizes == (1, 2, 8)
