@@ -1,61 +1,6 @@
 """Measure a trained drafter by really decoding with it: ``python evaluate.py checkpoint=PATH``; see ``--help``."""
 
-from pathlib import Path
-
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, ListConfig
-
-from specdraft.entry import build, entry_point
-from specdraft.errors import UserError
-
-
-@entry_point(Path(__file__).parent / "conf", "evaluate")
-def main(config: DictConfig) -> None:
-    """Decode the benchmark's prompts with and without the drafter; print a table, write JSON and HTML."""
-    # Imported here so that --help answers at once.
-    import torch
-
-    from specdraft.drafters.checkpoint import check_target, find, load_drafter
-    from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
-    from specdraft.evaluation.report.charts import check_png, write_png
-    from specdraft.evaluation.report.comparison import names
-
-    paths = config.checkpoint if isinstance(config.checkpoint, ListConfig) else [config.checkpoint]
-    if not paths or None in paths:
-        raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
-    if config.png:
-        check_png()
-    loaded = [load_drafter(path) for path in paths]
-    drafter, trained = loaded[0]
-    if config.decoding.num_draft_tokens is None:
-        config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
-    settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
-    cost = None if config.cost_model is None else CostSettings(**config.cost_model)
-    prompts = load_prompts(config.benchmark, config.limit)
-
-    if config.target.name is None:
-        config.target.name, config.target.revision = trained["target"]["name"], trained["target"]["revision"]
-    if config.target.dtype is None:
-        on_gpu = torch.cuda.is_available() and config.target.device != "cpu"
-        config.target.dtype = "auto" if on_gpu else "float32"
-    target = build(config.target)
-    for each, about in loaded:
-        check_target(about, target)
-        each.to(target.device, target.dtype)
-
-    checkpoints = [str(find(path).resolve()) for path in paths]
-    notes = {"benchmark": config.benchmark, "checkpoint": checkpoints[0], "drafter": trained["drafter"]}
-    others = names([each for each, _ in loaded], checkpoints)
-    compare = {**others, **build(config.compare)}
-    notes |= {"compared": checkpoints[1:]} if others else {}
-    evaluation = evaluate(target, drafter, prompts, settings, compare, notes, cost=cost)
-    output = Path(HydraConfig.get().runtime.output_dir)
-    print(table(evaluation))
-    print(f"\nresults: {evaluation.write_json(output / 'evaluation.json')}")
-    print(f"report:  {write_report(evaluation, output / 'report.html')}")
-    if config.png:
-        print(f"charts:  {write_png(evaluation.to_dict(), output / 'charts')[0].parent}")
-
+from specdraft.commands.evaluate import main
 
 if __name__ == "__main__":
     main()

@@ -20,6 +20,7 @@ from specdraft.errors import UserError
 from specdraft.explanation import explain
 from specdraft.redaction import literal_secrets, redact_text
 
+CONF = Path(__file__).parents[1] / "conf"
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 UNREAD = 141  # and of a program whose output nobody reads any more, as with "| head"
 

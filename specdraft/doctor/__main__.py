@@ -1,42 +1,6 @@
 """``python -m specdraft.doctor checkpoint=PATH [target.name=...]``; ``--help`` says more."""
 
-import sys
-from pathlib import Path
-
-from omegaconf import DictConfig
-
-from specdraft.entry import build, entry_point
-from specdraft.errors import UserError
-
-CONF = Path(__file__).parents[2] / "conf"
-FAULTS = 1  # exit status
-
-
-@entry_point(CONF, "doctor")
-def main(config: DictConfig) -> None:
-    """Load the drafter as it is served, and its target; print a finding per check."""
-    # Imported here so that --help answers at once.
-    from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
-    from specdraft.doctor.loaded_drafter import is_checkpoint
-    from specdraft.drafters.checkpoint import read_config
-    from specdraft.evaluation import load_prompts
-
-    if config.checkpoint is None:
-        raise UserError("checkpoint= is missing: expected the path of a run, a drafter, or an exported EAGLE-3 head")
-    if config.target.name is None:
-        if not is_checkpoint(config.checkpoint):
-            raise UserError(
-                f"{config.checkpoint} is an engine's and names no target: expected target.name=... beside it"
-            )
-        recorded = read_config(config.checkpoint)["target"]
-        config.target.name, config.target.revision = recorded["name"], recorded["revision"]
-    prompts = load_prompts(config.traffic, config.limit)
-    loaded = LoadedDrafter.load(config.checkpoint, build(config.target))
-    findings = run_checks(loaded, prompts, Serving(**config.serving), config.max_new_tokens)
-    print(report(findings))
-    if any(finding.level is Level.FAULT for finding in findings):
-        sys.exit(FAULTS)
-
+from specdraft.commands.doctor import main
 
 if __name__ == "__main__":
     main()

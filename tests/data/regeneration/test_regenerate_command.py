@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from specdraft.data.regenerate import CONF, main
+from specdraft.commands.regenerate import CONF, main
 from specdraft.data.regeneration.vllm import VLLMOffline
 from specdraft.errors import UserError
 from specdraft.targets import Target

@@ -7,8 +7,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from specdraft.commands.store import CONF, main
 from specdraft.data.store import Store, StoredBatch
-from specdraft.data.store.__main__ import CONF, main
 from specdraft.targets import Target
 
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
-from specdraft.dashboard import build_workspace
+from specdraft.commands.dashboard import build_workspace
 from specdraft.errors import UserError
 from specdraft.training.callbacks.checkpoint import RunCheckpoint
 from specdraft.training.planning.plan import find_architecture, make_plan

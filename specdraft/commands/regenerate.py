@@ -1,0 +1,64 @@
+"""``python -m specdraft.data.regenerate target=... data=...``: let the target answer the training prompts beforehand.
+
+``train.py`` with the same target and data then finds the answers in the cache.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from specdraft.entry import CONF, build, entry_point
+from specdraft.errors import UserError
+
+
+@entry_point(CONF, "regenerate")
+def main(config: DictConfig) -> None:
+    """Target and data as in training; every split is answered, and written as conversations on request."""
+    # Imported here so that --help answers at once.
+    from specdraft.data.regeneration import regenerate
+    from specdraft.data.regeneration.dialogue import answered_messages
+    from specdraft.files import atomic_file
+
+    if not config.data.regenerate:
+        raise UserError("data.regenerate is false: expected true, as nothing would be answered")
+    engine = build(config.generator)
+    target = build(config.target)
+    data = build(config.data).preparation
+    answered = {}
+    with closing(engine):
+        for split in ("train", "validation"):
+            done = answered[split] = regenerate(
+                target,
+                data.chosen(split),
+                data.generation,
+                data.cache_dir,
+                data.row_length(target),
+                f"{split} conversations",
+                engine,
+                data.source.max_malformed,
+            )
+            counts = done.counts
+            print(
+                f"{split}: {counts.conversations} conversations, {counts.turns} answers of {counts.tokens} tokens "
+                f"({counts.unfinished} cut, {counts.shortened} conversations shortened, {counts.left_out} left out, "
+                f"{counts.refused} refused by the chat template)\n"
+                f"  {done.manifest}"
+            )
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for split, done in answered.items():
+            for conversation, record in zip(data.chosen(split), done.records(), strict=True):
+                if record.examples:
+                    tools = {"tools": [dict(tool) for tool in conversation.tools]} if conversation.tools else {}
+                    messages = answered_messages(conversation, record, target)
+                    yield {"id": conversation.id, "split": split, "messages": messages} | tools
+
+    if config.output is not None:
+        path = Path(config.output).expanduser()
+        with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines())
+        print(f"conversations: {path}")

@@ -1,0 +1,63 @@
+"""``python -m specdraft.data.store data.store=DIR ...``: compute hidden states once, for many trainings.
+
+Under torchrun each process writes shards of its own.
+"""
+
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from specdraft.entry import CONF, build, entry_point
+from specdraft.errors import UserError
+
+
+@entry_point(CONF, "store")
+def main(config: DictConfig) -> None:
+    """Target and data as in training; then the disk is checked, and the shards that are missing are written."""
+    # Imported here so that --help answers at once.
+    import torch
+    from lightning import seed_everything
+
+    from specdraft.data.store import Store, StoreWriter, describe
+    from specdraft.data.store.encoding import find_dtype
+    from specdraft.data.store.source import FeatureSource, InProcess
+
+    if config.data.store is None:
+        raise UserError("there is no place to write to: expected data.store=DIR, which train.py then takes as well")
+    find_dtype(config.dtype)
+    source: FeatureSource = build(config.features)
+    path = Path(config.data.store).expanduser()
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    seed_everything(config.seed, verbose=False)
+    generator = build(config.generator)
+    target = build(config.target)
+    data = build(config.data, store=None)
+    data.prepare(target, generator)
+    # The drafter itself knows what it reads.
+    vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
+    drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=vocabulary)
+    contents = describe(
+        target,
+        drafter.layers,
+        drafter.reads_every_last if config.every_last is None else config.every_last,
+        config.dtype,
+        data.rows,
+        data.settings(),
+        {split: data.about(split) for split in data.rows},
+        int(config.shard_mb * 2**20),
+    )
+    writer = StoreWriter(path, contents, data.rows, rank, world_size)
+    writer.check_disk(None if config.max_gb is None else int(config.max_gb * 1e9))
+
+    if not writer.missing():
+        source = InProcess()  # no engine has to start for nothing
+    row_length = max(split.row_length for split in contents.splits.values())
+    with source.open(target, drafter.layers, row_length) as capture:
+        complete = writer.write(capture, config.data.batch_size, show=rank == 0)
+    if complete:
+        store = Store(path)
+        errors = ", ".join(f"{name} {error:.2g}" for name, error in store.relative_error.items())
+        print(f"store: {path}  {contents.bytes() / 1e9:.3g} GB of {contents.dtype}, relative error {errors}")
