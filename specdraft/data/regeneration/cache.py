@@ -29,6 +29,7 @@ from specdraft.files import atomic_file, make_directory
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
+_VERSION = 2  # of what a shard holds: since 2 a conversation ends at an answer that was cut
 CONVERSATIONS_PER_SHARD = 512  # held in memory; a few batches of a GPU, so that lengths can be grouped
 
 
@@ -41,6 +42,7 @@ class Counts(NamedTuple):
     left_out: int
     shortened: int
     unfinished: int
+    dropped: int
     refused: int
 
 
@@ -115,6 +117,7 @@ def cache_key(target: "Target", settings: RegenerationSettings, room: int) -> st
 
 def _cache_key_fields(target: "Target", settings: RegenerationSettings, room: int) -> dict[str, Any]:
     return {
+        "version": _VERSION,
         "target": asdict(target.identity),
         "dtype": str(target.dtype),
         "tokenizer": tokenizer_hash(target.tokenizer),
