@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from specdraft.data.packing import PackedRows, PackingReport, Rows, pack_flat
 from specdraft.data.regeneration import Engine, RegenerationSettings, cache_key, regenerate
-from specdraft.data.sources.base import Conversation, Selection, Source, named
+from specdraft.data.sources.base import Conversation, Selection, Source, list_ids
 from specdraft.data.sources.decontamination import Benchmark
 from specdraft.data.store.contents import tokenizer_hash
 from specdraft.data.tokenization.cache import Examples, Flat, Notes, in_chunks, prepared
@@ -154,7 +154,7 @@ class Preparation:
         counts = {name: getattr(done.counts, name) for name in ("left_out", "shortened", "unfinished", "dropped")}
         notes.counts |= counts | {"unsafe": done.counts.refused}
         if done.refused:
-            names = named([name for name, _ in done.refused])
+            names = list_ids([name for name, _ in done.refused])
             notes.warnings.append(
                 f"{len(done.refused)} of {done.counts.conversations} {split} conversations of {self.source.name} are "
                 f"refused by the target's chat template and end there ({names}): {done.refused[0][1]}"

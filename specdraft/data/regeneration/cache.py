@@ -20,7 +20,7 @@ from tqdm import tqdm
 from specdraft.data.regeneration.dialogue import Dialogue, Record
 from specdraft.data.regeneration.request import Engine, RegenerationSettings
 from specdraft.data.regeneration.shards import Header, Shard
-from specdraft.data.sources.base import Conversation, named
+from specdraft.data.sources.base import Conversation, list_ids
 from specdraft.data.store.contents import tokenizer_hash
 from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
@@ -176,7 +176,7 @@ class _Work:
         """Before more is answered. Raises UserError."""
         if len(self.refused) > self.max_refused:
             seen = sum(header.conversations for header in self.headers.values())
-            names = named([name for name, _ in self.refused])
+            names = list_ids([name for name, _ in self.refused])
             raise UserError(
                 f"{len(self.refused)} of the first {seen} {self.description} are refused by the target's chat "
                 f"template ({names}), and data.source.max_malformed is {self.max_refused}: mend them or raise it; the "
