@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train evaluate export test test-slow lint format docs parity parity-features parity-answers benchmark benchmark-peers lock clean
+.PHONY: help setup train evaluate export test test-slow reference lint format docs parity parity-features parity-answers benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test: lint ## style, types and tests, a process per core; ARGS goes to pytest
 
 test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses auto --dist loadfile $(ARGS)
+
+reference: $(INSTALLED) ## write the first steps of every family again, after a change that was meant to change them
+	OMP_NUM_THREADS=1 $(RUN) -m tests.reference.curves
 
 lint: $(INSTALLED) ## style and types alone
 	$(RUN) -m ruff check
