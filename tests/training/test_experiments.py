@@ -18,6 +18,7 @@ from specdraft.targets import Target
 from specdraft.training.fit import fit
 from specdraft.training.monitoring.loggers import build_loggers
 from specdraft.training.planning.meta_target import shape_config
+from specdraft.training.preflight import prepare_run
 
 CONF = Path(__file__).parents[2] / "conf"
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -91,7 +92,8 @@ def test_it_runs_in_small(name, tmp_path, monkeypatch):
     assert target.config.model_type == shape["model_type"]
     data = build(config.data)
     data.prepare(target)
-    module = fit(config, target, data, build_loggers(config, tmp_path / "run", None), tmp_path / "run", None)
+    run = prepare_run(config)
+    module = fit(config, target, data, build_loggers(config, run.directory, None), run)
     assert module.trainer.global_step == 2
     assert {"acceptance_length", "train/loss"} <= set(module.trainer.callback_metrics)
     exported = export(tmp_path / "run", build(OmegaConf.load(CONF / "engine" / "vllm.yaml")))
