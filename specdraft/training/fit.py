@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import Callback
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.data.datamodule import DataModule
-from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target
 from specdraft.entry import build
+from specdraft.errors import UserError
 from specdraft.files import atomic_directory, atomic_file
 from specdraft.redaction import redact
 from specdraft.targets import Target
-from specdraft.training.callbacks.checkpoint import RunCheckpoint, StopSignal
+from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
-from specdraft.training.callbacks.loss_guard import LossGuard
-from specdraft.training.callbacks.progress import ProgressBar, progress
-from specdraft.training.callbacks.rank_heartbeat import RankHeartbeat, broken_connections_explained
+from specdraft.training.callbacks.rank_heartbeat import broken_connections_explained
 from specdraft.training.checkpoints.resume import CHECKPOINTS
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.gauges import flops_per_token
@@ -55,43 +55,22 @@ def fit(
     length = min(config.data.sequence_length, target.max_length)
     flops = flops_per_token(target, drafter, length, stored=config.data.store is not None)
     describe = redact({"config": settings, "data": about})
-    module = DrafterModule(drafter, target, build(config.model.optimizer), describe, flops)
+    extra = {
+        "data": about,
+        "decoding": {"num_draft_tokens": config.decoding.num_draft_tokens},
+        "training": {"max_steps": config.trainer.max_steps, "seed": config.seed},
+        "target": about_target(target),
+    }
+    module = DrafterModule(drafter, target, build(config.model.optimizer), describe, flops, extra)
     log_identity(loggers, redact(settings), about, target, data)
 
-    stop = StopSignal()
-    prompts = data.evaluation_prompts_by_category("validation", config.live.prompts, config.live.max_new_tokens)
-    live = LiveAcceptance(
-        [ids for _, ids in prompts],
-        directory / "drafter",
-        config.live.every_n_steps,
-        config.decoding.num_draft_tokens,
-        live_sampling(config),
-        config.live.max_new_tokens,
-        extra={
-            "data": about,
-            "decoding": {"num_draft_tokens": config.decoding.num_draft_tokens},
-            "training": {"max_steps": config.trainer.max_steps, "seed": config.seed},
-            "target": about_target(target),
-        },
-        stop=lambda: stop.requested,
-        categories=[category for category, _ in prompts],
-    )
-    checkpoints = RunCheckpoint(
-        directory / CHECKPOINTS,
-        live,
-        stop,
-        config.checkpoint.every_n_steps,
-        config.checkpoint.keep,
-        config.checkpoint.asynchronous,
-    )
-    guard = LossGuard(directory / "bad-batches", **config.guard)
-    bar = progress()
+    callbacks = build_callbacks(config.callbacks)
     trainer = build(config.trainer, _partial_=True)(
         strategy=build(config.strategy),
         precision=_precision(config),
         logger=loggers or False,
-        callbacks=[stop, bar, guard, live, checkpoints, RankHeartbeat(checkpoints.directory)],
-        enable_progress_bar=isinstance(bar, ProgressBar),
+        callbacks=callbacks,
+        enable_progress_bar=any(isinstance(each, TQDMProgressBar) for each in callbacks),
         default_root_dir=directory,
     )
     if resume is not None:
@@ -100,7 +79,7 @@ def fit(
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
     started = time.perf_counter()
     try:
-        with broken_connections_explained(checkpoints.directory):
+        with broken_connections_explained(directory / CHECKPOINTS):
             trainer.fit(module, data, ckpt_path=resume, weights_only=True)
     except SystemExit as error:
         # Lightning turns a Ctrl-C outside our handler's reach into exit status 1.
@@ -111,15 +90,17 @@ def fit(
         torch.set_float32_matmul_precision("highest")  # the evaluation compares tokens exactly
         close(loggers)
     if trainer.is_global_zero:
-        print(f"\n{summary(module, live, time.perf_counter() - started)}")
+        print(f"\n{summary(module, find_callback(trainer, LiveAcceptance), time.perf_counter() - started)}")
     return module
 
 
-def live_sampling(config: DictConfig) -> Sampling:
-    """How live acceptance decodes: at the first of ``decoding.temperature``."""
-    temperature = config.decoding.temperature
-    first = temperature if isinstance(temperature, int | float) else temperature[0]
-    return Sampling(float(first), config.decoding.top_k, config.decoding.top_p)
+def build_callbacks(nodes: DictConfig) -> list[Callback]:
+    """The callbacks of ``conf/callbacks``, in their order; null leaves one out. Raises UserError for what is none."""
+    callbacks = {name: build(node) for name, node in nodes.items() if node is not None}
+    for name, callback in callbacks.items():
+        if not isinstance(callback, Callback):
+            raise UserError(f"callbacks.{name!s} makes {type(callback).__name__}: expected a lightning.Callback")
+    return list(callbacks.values())
 
 
 def copy_best_from_resumed(resume: Path, directory: Path) -> None:

@@ -7,7 +7,7 @@ WIDTH = 80
 _LABEL = 20
 
 
-def summary(module: DrafterModule, live: LiveAcceptance, seconds: float) -> str:
+def summary(module: DrafterModule, live: LiveAcceptance | None, seconds: float) -> str:
     """The table. ``seconds`` is the wall time of the whole training, measurements included."""
     first, last = module.first_values, module.last_values
     rows = [("training", f"{module.trainer.global_step:,} steps in {_duration(seconds)}")]
@@ -24,9 +24,11 @@ def summary(module: DrafterModule, live: LiveAcceptance, seconds: float) -> str:
     ):
         if name in last:
             rows.append((label, _span(first[name], last[name], ".2f")))
-    if live.best is not None:
+    if live is not None and live.best is not None:
         rows.append(("  best head", f"{live.best:.2f} after step {live.best_step:,}"))
-    rates = [last.get(f"conditional_acceptance_rate_{place}") for place in range(1, live.num_draft_tokens + 1)]
+    rates = [
+        last.get(f"conditional_acceptance_rate_{place}") for place in range(1, live.num_draft_tokens + 1 if live else 1)
+    ]
     shown = ["  -  " if rate is None else f"{rate:.3f}" for rate in rates]
     per_line = (WIDTH - _LABEL) // 6
     for start in range(0, len(shown), per_line):

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
@@ -30,6 +29,7 @@ from specdraft.drafters.attention import CachedKeys, KeysSideBySide, UnrolledKey
 from specdraft.drafters.base import Drafter, TrainingLoss
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
 from specdraft.drafters.eagle.layer import Attend
+from specdraft.drafters.eagle.rotary import RotaryTable
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence as divergence_of
@@ -110,8 +110,7 @@ class EagleHead(Drafter):
             "divergence": divergence if isinstance(divergence, str) else dict(divergence),
         }
         self.layer_config = LlamaConfig(**layer)
-        self.rotary = LlamaRotaryEmbedding(self.layer_config)
-        self._table: tuple[Tensor, Tensor] | None = None
+        self.rotary = RotaryTable(self.layer_config)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -166,7 +165,7 @@ class EagleHead(Drafter):
             asked.append(rows if len(rows) else asked[-1][:1])
         rows = asked[0]
         attention = UnrolledKeys(alignment.starts, rows)
-        cos, sin = self._angles(int(alignment.positions.max()) + self.ttt_steps)
+        cos, sin = self.rotary(int(alignment.positions.max()) + self.ttt_steps, next(self.parameters()))
         reading: Tensor = torch.arange(len(feature), device=rows.device)  # step 0 leaves the keys of every row
         asking: Tensor | slice = rows
         steps: list[Step] = []
@@ -269,7 +268,7 @@ class EagleHead(Drafter):
     ) -> Attend:
         """How rows attend that stand at these positions, of each request; ``asking``: the rows that do, or all."""
         flat = list(chain.from_iterable(positions))
-        cos, sin = self._angles(max(flat) + 1)
+        cos, sin = self.rotary(max(flat) + 1, next(self.parameters()))
         here = torch.tensor(flat, device=cos.device)
         rows = slice(None) if asking is None else torch.tensor(asking, device=cos.device)
         return Attend(cos[here], sin[here], keys, rows)
@@ -280,19 +279,6 @@ class EagleHead(Drafter):
         """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> the rows that ask."""
         embedded = nn.functional.embedding(tokens, self.target.embedding_weight).to(feature.dtype)
         return self._layer(embedded, feature, attend)
-
-    def _angles(self, length: int) -> tuple[Tensor, Tensor]:
-        """Rotary cos and sin ``[>= length, d]`` in the weights' dtype, made once for many positions."""
-        weight = next(self.parameters())
-        table = self._table
-        kind = (weight.dtype, weight.device)
-        if table is None or len(table[0]) < length or (table[0].dtype, table[0].device) != kind:
-            size = max(length, min(2 * length, self._arguments["max_position_embeddings"]))
-            # Decoding runs in inference mode, whose tensors a later training step could not use.
-            with torch.inference_mode(False), torch.no_grad():
-                cos, sin = self.rotary(weight, torch.arange(size, device=weight.device)[None])
-            self._table = table = cos[0], sin[0]
-        return table
 
 
 def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:

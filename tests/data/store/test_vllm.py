@@ -104,7 +104,7 @@ def engine(making, tmp_path):
 
 
 def server(engine: Engine, **options: Any) -> Server:
-    return Server(engine.url, **{"concurrency": 4, "timeout": 5, "retries": 2} | options)
+    return Server(engine.url, **{"concurrency": 4, "timeout": 5, "attempts": 3, "backoff": 0.5} | options)
 
 
 def test_a_store_from_a_server_is_the_store_of_this_process(making, engine, tmp_path):
@@ -157,8 +157,8 @@ def test_another_model_is_refused(making, engine):
 @pytest.mark.parametrize(
     ("faults", "sentence"),
     [
-        (["400"], r"does not answer /v1/completions \(status 400: .*no room for this"),
-        (["503"] * 3, r"does not answer /v1/completions \(status 503"),
+        (["400"], r"refuses /completions with status 400 \(.*no room for this.*expected vLLM's server"),
+        (["503"] * 3, r"failed 3 times at /completions \(status 503: .*no room for this"),
         (["forgets"], "sends no hidden states: expected vLLM with the method extract_hidden_states"),
         (["dies"], "cannot read the hidden states .*expected a file that vLLM has written"),
         (["stalls"], r"cannot read the hidden states .*not written within 0\.2 s"),
@@ -167,7 +167,7 @@ def test_another_model_is_refused(making, engine):
 )
 def test_what_a_server_does_wrong_is_one_sentence(making, engine, faults, sentence):
     ids = torch.arange(3, 9)[None]
-    with server(engine, timeout=0.2, retries=2).open(making.target, LAYERS, 32) as capture:
+    with server(engine, timeout=0.2).open(making.target, LAYERS, 32) as capture:
         before = len(engine.asked)
         engine.faults = list(faults)
         with pytest.raises(UserError, match=sentence):
@@ -181,11 +181,11 @@ def test_nobody_there_and_settings_that_cannot_be(making, engine):
     engine.http.shutdown()
     engine.http.server_close()
     with (
-        pytest.raises(UserError, match=r"does not answer /v1/models \(ConnectError"),
-        server(engine, retries=0).open(making.target, LAYERS, 32),
+        pytest.raises(UserError, match=r"failed 1 times at /models \(ConnectError"),
+        server(engine, attempts=1).open(making.target, LAYERS, 32),
     ):
         pass
-    with pytest.raises(UserError, match=r"features\.concurrency is 0"):
+    with pytest.raises(UserError, match=r"features has concurrency=0"):
         Server(engine.url, concurrency=0)
 
 
