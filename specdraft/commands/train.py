@@ -76,7 +76,8 @@ def main(config: DictConfig) -> None:
         drafter = load_drafter(directory)[0].to(target.device, target.dtype)
         prompts = load_prompts(config.evaluation.benchmark, config.evaluation.limit)
         notes = {"benchmark": config.evaluation.benchmark, "checkpoint": str(directory)}
-        evaluation = evaluate(target, drafter, prompts, settings, build(config.compare), notes, cost=cost)
+        compare = build(config.compare)
+        evaluation = evaluate(target, drafter, prompts, settings, compare, notes, cost=cost, engine=engine)
         print(table(evaluation))
         print(f"\nresults: {evaluation.write_json(directory / 'evaluation.json')}")
         print(f"report:  {write_report(evaluation, directory / 'report.html')}")
