@@ -474,7 +474,7 @@ def test_the_real_target_fails_early_without_a_hub(train, monkeypatch, tmp_path)
 
     monkeypatch.setattr("specdraft.training.planning.meta_target.get_hf_file_metadata", unreachable)
     monkeypatch.setattr("specdraft.training.planning.meta_target._cached", lambda *_args: False)
-    status, out, err = train("model=eagle3", "target=llama-8b", f"hydra.run.dir={tmp_path}")
+    status, out, err = train("model=eagle3", "target=llama-8b", "trainer=cpu", f"hydra.run.dir={tmp_path}")
     assert status == 2 and not out
     assert err.startswith("error: the target 'meta-llama/Llama-3.1-8B-Instruct' is not on this machine")
     status, out, _ = train("target=llama-8b", "plan=true", f"hydra.run.dir={tmp_path}")

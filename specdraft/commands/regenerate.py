@@ -43,9 +43,9 @@ def main(config: DictConfig) -> None:
             )
             counts = done.counts
             print(
-                f"{split}: {counts.conversations} conversations, {counts.turns} answers of {counts.tokens} tokens "
-                f"({counts.unfinished} cut, {counts.shortened} conversations shortened, {counts.left_out} left out, "
-                f"{counts.refused} refused by the chat template)\n"
+                f"{split}: {counts.conversations} conversations, {counts.turns} answers of {counts.tokens} tokens\n"
+                f"  {counts.unfinished} end at an answer that was cut, {counts.dropped} later turns with it; "
+                f"{counts.shortened} shortened, {counts.left_out} left out, {counts.refused} refused by the template\n"
                 f"  {done.manifest}"
             )
 
@@ -55,7 +55,8 @@ def main(config: DictConfig) -> None:
                 if record.examples:
                     tools = {"tools": [dict(tool) for tool in conversation.tools]} if conversation.tools else {}
                     messages = answered_messages(conversation, record, target)
-                    yield {"id": conversation.id, "split": split, "messages": messages} | tools
+                    cut = {"cut": True} if record.unfinished else {}  # the last answer has no end
+                    yield {"id": conversation.id, "split": split, "messages": messages} | tools | cut
 
     if config.output is not None:
         path = Path(config.output).expanduser()

@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specdraft.data.packing import PackedRows, PackingReport, Rows, pack_flat
-from specdraft.data.regeneration import Engine, RegenerationSettings, regenerate
-from specdraft.data.sources.base import Conversation, Selection, Source, named
+from specdraft.data.regeneration import Engine, RegenerationSettings, cache_key, regenerate
+from specdraft.data.sources.base import Conversation, Selection, Source, list_ids
 from specdraft.data.sources.decontamination import Benchmark
 from specdraft.data.store.contents import tokenizer_hash
 from specdraft.data.tokenization.cache import Examples, Flat, Notes, in_chunks, prepared
@@ -36,12 +36,13 @@ class Split:
     overlapping: int  # conversations that hold what the benchmark asks
     left_out: int  # conversations whose prompt leaves no room for an answer
     shortened: int  # conversations that a later turn without room ended
-    unfinished: int  # regenerated responses that max_new_tokens cut
+    unfinished: int  # conversations that end at an answer that max_new_tokens cut
+    dropped: int  # turns that were not asked for after such an answer
     unsafe: int  # conversations without a safe loss mask, or that the chat template refuses
 
 
 # What a split counts beside what packing reports, and what tells its rows from others.
-COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "unsafe")
+COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "dropped", "unsafe")
 BESIDES = ("fingerprint", *COUNTS)
 
 
@@ -97,17 +98,13 @@ class Preparation:
 
     def _cache_key_fields(self, target: "Target", split: str, found: Selection) -> dict[str, Any]:
         """All that decides the examples."""
-        settings = self.settings()
         regenerated = {
             "split": split,  # of which messages speak
-            "generation": settings["generation"],
-            "target": asdict(target.identity),
-            "dtype": str(target.dtype),
-            "row_length": self.row_length(target),
+            "answers": cache_key(target, self.generation, self.row_length(target)),
         }
         return {
             "conversations": found.fingerprint,
-            "benchmark": settings["benchmark"],
+            "benchmark": self.settings()["benchmark"],
             "tokenizer": _tokenizer(target.tokenizer),
             "end": sorted(target.eos_token_ids),
             "max_malformed": self.source.max_malformed,
@@ -154,10 +151,10 @@ class Preparation:
             engine,
             self.source.max_malformed,
         )
-        counts = {name: getattr(done.counts, name) for name in ("left_out", "shortened", "unfinished")}
+        counts = {name: getattr(done.counts, name) for name in ("left_out", "shortened", "unfinished", "dropped")}
         notes.counts |= counts | {"unsafe": done.counts.refused}
         if done.refused:
-            names = named([name for name, _ in done.refused])
+            names = list_ids([name for name, _ in done.refused])
             notes.warnings.append(
                 f"{len(done.refused)} of {done.counts.conversations} {split} conversations of {self.source.name} are "
                 f"refused by the target's chat template and end there ({names}): {done.refused[0][1]}"

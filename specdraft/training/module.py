@@ -108,7 +108,7 @@ class DrafterModule(LightningModule):
         """Loss of one packed batch."""
         torch.manual_seed(self._place(batch_idx))  # for layers that draw by themselves, such as dropout
         generator = torch.Generator(self.device).manual_seed(self._place(batch_idx))
-        loss, metrics = self._loss(self.drafter.prepare(batch, generator), self._totals)
+        loss, metrics = self._loss(self.drafter.prepare(batch, generator), self._totals, generator)
         self.step_batches.append((batch_idx, batch, loss.detach()))
         self._step_counts.append(metrics)
         return loss
@@ -121,9 +121,13 @@ class DrafterModule(LightningModule):
         self._validation.add(metrics)
         self.activity.beat()
 
-    def _loss(self, batch: Batch, totals: Sequence[float] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(
+        self, batch: Batch, totals: Sequence[float] | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
             features = batch.features(self.target, self.drafter.layers, self.drafter.reads_every_last)
+            if generator is not None:  # training
+                features = self.drafter.augment(features, generator)
         more = () if totals is None else (totals,)
         result = self.drafter.training_loss(batch, features, self.target, *more)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}

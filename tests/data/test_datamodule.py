@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from specdraft.data.datamodule import DataModule
-from specdraft.data.sources.base import PythonStdlib
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import example_from_words, prompt_ids
 from specdraft.errors import UserError
 from specdraft.targets import Target

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.datamodule import DataModule
 from specdraft.data.packing import PackedRows, pack, pack_flat
-from specdraft.data.sources.base import PythonStdlib
 from specdraft.data.sources.conversations import Conversations
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.cache import Examples, Flat, Notes, in_chunks, prepared
 from specdraft.data.tokenization.chat import Example, example_from_words
 from specdraft.data.tokenization.tokenize import Tokenized, accepted, tokenized

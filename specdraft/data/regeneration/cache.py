@@ -20,7 +20,7 @@ from tqdm import tqdm
 from specdraft.data.regeneration.dialogue import Dialogue, Record
 from specdraft.data.regeneration.request import Engine, RegenerationSettings
 from specdraft.data.regeneration.shards import Header, Shard
-from specdraft.data.sources.base import Conversation, named
+from specdraft.data.sources.base import Conversation, list_ids
 from specdraft.data.store.contents import tokenizer_hash
 from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
@@ -29,6 +29,7 @@ from specdraft.files import atomic_file, make_directory
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
+_VERSION = 2  # of what a shard holds: since 2 a conversation ends at an answer that was cut
 CONVERSATIONS_PER_SHARD = 512  # held in memory; a few batches of a GPU, so that lengths can be grouped
 
 
@@ -41,6 +42,7 @@ class Counts(NamedTuple):
     left_out: int
     shortened: int
     unfinished: int
+    dropped: int
     refused: int
 
 
@@ -115,6 +117,7 @@ def cache_key(target: "Target", settings: RegenerationSettings, room: int) -> st
 
 def _cache_key_fields(target: "Target", settings: RegenerationSettings, room: int) -> dict[str, Any]:
     return {
+        "version": _VERSION,
         "target": asdict(target.identity),
         "dtype": str(target.dtype),
         "tokenizer": tokenizer_hash(target.tokenizer),
@@ -173,7 +176,7 @@ class _Work:
         """Before more is answered. Raises UserError."""
         if len(self.refused) > self.max_refused:
             seen = sum(header.conversations for header in self.headers.values())
-            names = named([name for name, _ in self.refused])
+            names = list_ids([name for name, _ in self.refused])
             raise UserError(
                 f"{len(self.refused)} of the first {seen} {self.description} are refused by the target's chat "
                 f"template ({names}), and data.source.max_malformed is {self.max_refused}: mend them or raise it; the "

@@ -25,8 +25,9 @@ from specdraft.files import atomic_file, exclusive
 class Header:
     """The first line of a shard. ``turns`` and ``tokens`` count the answers; ``checksum`` is of all other lines.
 
-    ``left_out`` conversations had no room for any answer, ``shortened`` ones not for all of them, and ``unfinished``
-    answers were cut. ``refused`` ones are those that the chat template did not take.
+    ``left_out`` conversations had no room for any answer, ``shortened`` ones not for all of them, ``unfinished`` ones
+    end at an answer that was cut, after which ``dropped`` turns were not asked for, and ``refused`` ones are those that
+    the chat template did not take.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class Header:
     left_out: int
     shortened: int
     unfinished: int
+    dropped: int
     refused: int
     checksum: str
 
@@ -76,6 +78,7 @@ class Shard:
             left_out=sum(not (record.examples or record.refused) for record in records),
             shortened=sum(record.shortened for record in records),
             unfinished=sum(record.unfinished for record in records),
+            dropped=sum(record.dropped for record in records),
             refused=sum(bool(record.refused) for record in records),
             checksum=_checksum(body),
         )

@@ -107,6 +107,14 @@ def test_what_has_no_room_is_counted_or_refused(target: Target, talks: Any, engi
         run(target, [long], tmp_path, engine)
 
 
+def test_nothing_is_asked_after_an_answer_that_was_cut(target: Target, talks: Any, engine: Any, tmp_path: Path) -> None:
+    conversations = talks(9)  # of one, two and three turns
+    done = run(target, conversations, tmp_path, engine, replace(SETTINGS, max_new_tokens=1))
+    assert len(engine.asked) == done.counts.turns == done.counts.unfinished == 9
+    assert done.counts.dropped == 3 * (0 + 1 + 2) and done.counts.shortened == 0
+    assert all(sum(example.loss_mask) == 1 and example.loss_mask[-1] for example in done.examples())
+
+
 def test_what_the_template_refuses_is_counted_up_to_a_limit(
     target: Target, talks: Any, engine: Any, tmp_path: Path
 ) -> None:

@@ -60,13 +60,34 @@ def test_a_prompt_that_extends_the_text_so_far_is_one_example(target: Target) ->
 def test_ids_that_words_would_change_stay_as_they_were_sampled(target: Target) -> None:
     sampled = [i for letter in "return left" for i in encode(target, letter, ended=False)]
     assert sampled != encode(target, "return left", ended=False)
+    sampled += sorted(target.eos_token_ids)
     conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), None)
     requests, record = played(target, conversation, [sampled, encode(target, "three")])
     first, second = record.as_examples()
     assert first.input_ids == requests[0].prompt + sampled
     assert first.loss_mask == [False] * len(requests[0].prompt) + [True] * len(sampled)
     assert sum(second.loss_mask) == len(encode(target, "three"))
-    assert record.unfinished == 1
+    assert not record.unfinished
+
+
+def test_an_answer_that_was_cut_ends_its_conversation_and_is_learned_without_an_end_mark(target: Target) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    result = {"role": "tool", "content": "42"}
+    later = (ASK_AGAIN, THEIRS, ASK, call, result, THEIRS, ASK_AGAIN)
+    conversation = Conversation("a", "c", (ASK, THEIRS, *later), "more of people")
+    whole, cut = encode(target, "one"), encode(target, "left right", ended=False)
+    requests, record = played(target, conversation, [cut])
+    assert len(requests) == 1
+    (example,) = record.as_examples()
+    assert example.input_ids == [*requests[0].prompt, *cut]
+    assert example.loss_mask == [False] * len(requests[0].prompt) + [True] * len(cut)
+    assert record.unfinished and record.dropped == 3 and not record.shortened  # a call of a tool is not asked for
+    assert answered_messages(conversation, record, target) == [ASK, {"role": "assistant", "content": "left right"}]
+    requests, record = played(target, conversation, [whole, cut])
+    assert len(requests) == 2 and record.answers == [whole, cut] and record.dropped == 2
+    requests, record = played(target, conversation, [whole] * 3 + [cut])
+    assert len(requests) == 4 and record.unfinished and record.dropped == 0  # the last turn of all
+    assert not played(target, conversation, [whole] * 4)[1].unfinished
 
 
 def test_reasoning_that_the_template_drops_is_no_context_of_the_next_turn(target: Target) -> None:

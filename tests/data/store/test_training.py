@@ -9,7 +9,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdraft.data.datamodule import DataModule
-from specdraft.data.sources.base import PythonStdlib
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.store import Store, StoredBatch, StoreWriter, describe
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.draft_model import DraftModel

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from specdraft.data.sources import stdlib
-from specdraft.data.sources.base import MAX_PROMPT_CHARACTERS, Conversation, PythonStdlib
+from specdraft.data.sources.base import SPLITS, Conversation
+from specdraft.data.sources.stdlib import MAX_PROMPT_CHARACTERS, PythonStdlib
 from specdraft.errors import UserError
 
 
@@ -31,12 +32,12 @@ def test_signature_and_docstring_ask_and_the_body_answers(library: Path) -> None
 def test_splits_share_no_file_and_no_prompt(library: Path, tmp_path: Path) -> None:
     copy = tmp_path / "library"
     copy.mkdir()
-    by_split = {split: [p for p in stdlib.files(library) if stdlib.split_of(p) == split] for split in stdlib.SPLITS}
+    by_split = {split: [p for p in stdlib.files(library) if stdlib.split_of(p) == split] for split in SPLITS}
     for path in stdlib.files(library):
         (copy / path).write_text((library / path).read_text())
     twin = by_split["validation"][0]
     (copy / twin).write_text((library / by_split["train"][0]).read_text())
-    splits = {split: PythonStdlib(root=str(copy)).conversations(split) for split in stdlib.SPLITS}
+    splits = {split: PythonStdlib(root=str(copy)).conversations(split) for split in SPLITS}
     prompts = {split: {prompt(c) for c in found} for split, found in splits.items()}
     assert not prompts["train"] & prompts["validation"]
     assert not prompts["train"] & prompts["test"]
