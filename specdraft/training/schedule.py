@@ -105,7 +105,7 @@ def _portable(optimizer: torch.optim.AdamW, fused: bool) -> torch.optim.AdamW:
 
     optimizer.register_state_dict_post_hook(forget)
     optimizer.register_load_state_dict_pre_hook(recall)
-    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    optimizer._step_supports_amp_scaling = False
     return optimizer
 
 

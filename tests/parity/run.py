@@ -5,6 +5,8 @@ decodes held-out prompts here and in vLLM (another environment, another process)
 anything differs.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import json
 import os
