@@ -25,8 +25,7 @@ from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from specdraft.training.activity import Activity
 from specdraft.training.global_batch import step_totals
-from specdraft.training.monitoring.counting import Counts, ratios
-from specdraft.training.monitoring.gauges import memory, peak_flops
+from specdraft.training.monitoring.metrics import Counts, memory, peak_flops, ratios
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.strategies import offloads_optimizer
 

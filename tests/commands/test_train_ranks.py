@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests import test_train_cli as cli
+from tests.commands import test_train as cli
 
 world, arguments = cli.world, cli.arguments
 pytestmark = pytest.mark.slow
