@@ -59,7 +59,7 @@ def fit(
     log_identity(loggers, redact(settings), about, target, data)
 
     stop = StopSignal()
-    prompts = data.evaluation_prompts_by_category("validation", config.live.prompts, config.live.max_new_tokens)
+    prompts = data.evaluation_prompts("validation", config.live.prompts, config.live.max_new_tokens)
     live = LiveAcceptance(
         [ids for _, ids in prompts],
         directory / "drafter",
