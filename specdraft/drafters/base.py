@@ -49,6 +49,10 @@ class Drafter(nn.Module, ABC):
         """The batch to train on, asked for before the target reads it; a drafter may put its own text into it."""
         return batch
 
+    def augment(self, features: Features, generator: torch.Generator) -> Features:
+        """The features of a batch to train on, which a drafter may disturb by chance; never asked for in validation."""
+        return features
+
     def count_rows(self, batch: Batch) -> Tensor | None:
         """How many rows of a batch each of the S means of the loss is over, ``[S]``; None for a loss of another kind.
 

@@ -28,10 +28,11 @@ from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from specdraft.targets.sharded import load_partitioned
 from specdraft.training import strategies
-from specdraft.training.callbacks.checkpoint import Interrupted, RunCheckpoint, StopSignal
+from specdraft.training.callbacks.checkpoint import RunCheckpoint
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.loss_guard import LossGuard
-from specdraft.training.checkpoints.full_precision import full_precision_drafter
+from specdraft.training.callbacks.stop_signal import Interrupted, StopSignal
+from specdraft.training.checkpoints.consolidated import full_precision_drafter
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.schedule import OptimizerSettings
@@ -186,7 +187,7 @@ class Recording(DrafterModule):
         self.partitioned = all(parameter.shape == (0,) for parameter in self.drafter.parameters())
 
     def on_train_end(self) -> None:
-        drafter = full_precision_drafter(self.trainer, self)
+        drafter = full_precision_drafter(self.trainer.strategy, self.drafter, self.target)
         self.final = {name: value.detach().clone() for name, value in drafter.state_dict().items()}
         pairs = [(self.final[name].double(), value.double()) for name, value in self.initial.items()]
         self.moved = max((final - initial).abs().max().item() for final, initial in pairs)
@@ -248,8 +249,7 @@ def run(
     if case.ranks == 1:  # is trained by both, each by itself
         output = output / f"alone-{os.environ['RANK']}"
     stop = StopAfter(until)
-    live = LiveAcceptance([], output, 0)  # never asked
-    callbacks: list[Callback] = [stop, RunCheckpoint(output / "checkpoints", live, stop, STEPS, keep=1)]
+    callbacks: list[Callback] = [stop, RunCheckpoint(output / "checkpoints", STEPS, keep=1)]
     if case.bad:
         callbacks.insert(0, Bad(output / "bad-batches", "skip"))
     if case.live:

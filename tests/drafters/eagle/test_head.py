@@ -1,5 +1,7 @@
 """The EAGLE family: training and decoding are the same function, on chains and trees; packing changes nothing."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import Phi3Config, Phi3ForCausalLM
@@ -130,6 +132,59 @@ def test_a_sampled_draft_tells_the_distribution_that_it_came_from(head, packed):
     assert (tree.q[torch.arange(4), tree.tokens] > 0).all()
     first = sampling.probabilities(head._logits(state.output.hidden))
     torch.testing.assert_close(tree.q[:1], head.vocabulary.scatter_to_target(first))
+
+
+def unrolled(head, batch):
+    """Each step's row r with its logits ``[n, Vd]``, and the token and the target's log probabilities that it is to
+    match: token r+2+s, and the distribution of the target alone at r+1+s. Rows are found by looking, not by ``align``.
+    """
+    steps = head._unroll(align(batch, STEPS), head._feature(features_of(head, batch)))
+    ids, documents, learned = (part.flatten() for part in (batch.input_ids, batch.document_ids, batch.loss_mask))
+    alone = target_alone(head.target, batch)
+    width = batch.input_ids.shape[1]
+    for index, step in enumerate(steps):
+        rows = [
+            row
+            for row in range(len(ids) - 2 - index)
+            if row // width == (row + 2 + index) // width
+            and documents[row] == documents[row + 2 + index] >= 0
+            and learned[row + 1 : row + 3 + index].all()
+        ]
+        assert len(rows) == len(step.hidden) > 0
+        after = torch.tensor(rows) + 1 + index
+        yield index, head._logits(step.hidden), alone[after], ids[after + 1]
+
+
+def target_alone(target, batch):
+    """Log probabilities ``[R, V]`` of the model itself, document by document."""
+    found = torch.full((batch.input_ids.numel(), target.vocab_size), torch.nan, dtype=torch.float64)
+    begins = [*(batch.position_ids.flatten() == 0).nonzero()[:, 0].tolist(), len(found)]
+    for start, end in itertools.pairwise(begins):
+        found[start:end] = target.model(batch.input_ids.flatten()[None, start:end]).logits[0].log_softmax(-1).detach()
+    return found
+
+
+def test_each_step_learns_the_targets_distribution_of_the_token_that_it_drafts(head, packed):
+    metrics = head.training_loss(packed, features_of(head, packed), head.target).metrics
+    ids = slice(None) if head.vocabulary.ids is None else head.vocabulary.ids
+    for index, logits, teacher, _ in unrolled(head, packed):
+        log_p, log_q = teacher[:, ids].log_softmax(-1), logits.log_softmax(-1)
+        divergence = (log_p.exp() * (log_p - log_q)).sum()
+        torch.testing.assert_close(metrics[f"step_{index}/loss_sum"], divergence, rtol=1e-5, atol=1e-5)
+        best = head.vocabulary.to_target(logits.argmax(-1))
+        if index == 0:
+            assert metrics["step_0/match_sum"] == (best == teacher.argmax(-1)).sum()
+
+
+def test_cross_entropy_learns_the_token_that_each_step_drafts(head, packed):
+    other = type(head)(**head.config() | {"divergence": "cross_entropy"}).double()
+    other.load_state_dict(head.state_dict())
+    metrics = other.training_loss(packed, features_of(head, packed), head.target).metrics
+    for index, logits, _, labels in unrolled(head, packed):
+        log_q = torch.full((len(labels), head.vocab_size), 0.0, dtype=torch.float64)  # nothing to learn outside
+        log_q[:, slice(None) if head.vocabulary.ids is None else head.vocabulary.ids] = logits.log_softmax(-1)
+        expected = -log_q.gather(1, labels[:, None]).sum()
+        torch.testing.assert_close(metrics[f"step_{index}/loss_sum"], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_packing_changes_nothing(head, packed):
