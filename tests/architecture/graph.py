@@ -11,8 +11,8 @@ PACKAGE = REPOSITORY / "specdraft"
 
 # The ground floor first. What shares a floor stands side by side: neither imports the other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
-    ("files", "tensors", "redaction"),
+    ("errors", "text"),
+    ("files", "tensors", "redaction", "http_client"),
     ("explanation",),
     ("entry",),
     ("losses", "decoding"),

@@ -115,7 +115,7 @@ class LiveAcceptance(Callback):
         self._stop = find_callback(trainer, StopSignal)
         if self.num_prompts is not None:
             data: DataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector
-            found = data.evaluation_prompts_by_category("validation", self.num_prompts, self.max_new_tokens)
+            found = data.evaluation_prompts("validation", self.num_prompts, self.max_new_tokens)
             self.categories, self.prompts = [category for category, _ in found], [ids for _, ids in found]
 
     def on_train_batch_end(
