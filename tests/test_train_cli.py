@@ -1,6 +1,7 @@
 """train.py as a person runs it, on a random target of six layers and a folder of small Python files."""
 
 import csv
+import importlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.data.sources import stdlib
@@ -344,6 +346,53 @@ def test_two_ranks_equal_one(train, arguments, tmp_path):
         assert theirs == pytest.approx(ours, rel=1e-4), name
 
 
+CLIMB = """
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+class Climb(BasicSweeper):
+    best = None
+
+    def sweep(self, arguments):
+        jobs = [job for batch in super().sweep(arguments) for job in batch]
+        Climb.best = max((job.return_value, list(job.overrides)) for job in jobs)
+"""
+
+
+def test_a_sweeper_gets_the_best_live_acceptance_length(train, arguments, tmp_path, monkeypatch):
+    """One that optimizes knows no more of a job than what it returns."""
+    (tmp_path / "hydra_plugins").mkdir()  # Hydra takes sweepers from a package of this name alone
+    (tmp_path / "hydra_plugins" / "climb.py").write_text(CLIMB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    climbing = importlib.import_module("hydra_plugins.climb")
+    Plugins.instance().register(climbing.Climb)
+    quick = [each for each in arguments if "hydra.run.dir" not in each and "max_steps" not in each]
+    quick += ["evaluate=false", "export=null", f"hydra.sweep.dir={tmp_path / 'sweep'}", "trainer.max_steps=2"]
+    climb = "hydra.sweeper._target_=hydra_plugins.climb.Climb"
+    status, _, err = train("-m", *quick, climb, "model.optimizer.learning_rate=1e-6,1e-2")
+    assert status == 0, err
+    lengths = {}
+    for job, rate in (("0", "1e-06"), ("1", "0.01")):
+        config = json.loads((tmp_path / "sweep" / job / "drafter" / "config.json").read_text())
+        lengths[f"model.optimizer.learning_rate={rate}"] = config["extra"]["training"]["live_acceptance_length"]
+    length, overrides = climbing.Climb.best
+    assert length == max(lengths.values()) and [lengths[each] for each in overrides if each in lengths] == [length]
+
+
+def test_a_callback_of_ones_own_and_one_left_out(train, arguments, tmp_path, monkeypatch):
+    (tmp_path / "counting.py").write_text(
+        "from lightning import Callback\n\nclass Count(Callback):\n    steps = 0\n"
+        "    def on_train_batch_end(self, *_):\n        Count.steps += 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = ["imports=[counting]", "+callbacks.count._target_=counting.Count", "callbacks.rank_heartbeat=null"]
+    quick = [*arguments, "evaluate=false", "export=null"]
+    status, _, err = train(*quick, *mine)
+    assert status == 0, err
+    assert sys.modules["counting"].Count.steps == 4
+    status, _, err = train(*quick, "+callbacks.count._target_=builtins.object", f"hydra.run.dir={tmp_path / 'other'}")
+    assert status == 2 and "error: callbacks.count makes object: expected a lightning.Callback" in err
+
+
 def test_a_finished_run_is_not_resumed(train, arguments, tmp_path):
     first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
     assert train(*arguments, "evaluate=false", "export=null", f"hydra.run.dir={first}")[0] == 0
@@ -425,7 +474,7 @@ def test_the_real_target_fails_early_without_a_hub(train, monkeypatch, tmp_path)
 
     monkeypatch.setattr("specdraft.training.planning.meta_target.get_hf_file_metadata", unreachable)
     monkeypatch.setattr("specdraft.training.planning.meta_target._cached", lambda *_args: False)
-    status, out, err = train("model=eagle3", "target=llama-8b", f"hydra.run.dir={tmp_path}")
+    status, out, err = train("model=eagle3", "target=llama-8b", "trainer=cpu", f"hydra.run.dir={tmp_path}")
     assert status == 2 and not out
     assert err.startswith("error: the target 'meta-llama/Llama-3.1-8B-Instruct' is not on this machine")
     status, out, _ = train("target=llama-8b", "plan=true", f"hydra.run.dir={tmp_path}")

@@ -2,21 +2,20 @@
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.data.datamodule import DataModule
-from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target
 from specdraft.entry import build
 from specdraft.errors import UserError
+from specdraft.export import layout_for
 from specdraft.files import atomic_directory, atomic_file
 from specdraft.redaction import redact
 from specdraft.targets import Target
@@ -24,32 +23,26 @@ from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.rank_heartbeat import broken_connections_explained
 from specdraft.training.checkpoints.resume import CHECKPOINTS
+from specdraft.training.devices import uses_gpus
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.gauges import flops_per_token
 from specdraft.training.monitoring.identity import log_identity
 from specdraft.training.monitoring.loggers import close
+from specdraft.training.preflight import Run
 from specdraft.training.start import build_drafter
-from specdraft.training.strategies import uses_gpus
 from specdraft.training.summary import summary
 
 
-def fit(
-    config: DictConfig,
-    target: Target,
-    data: DataModule,
-    loggers: list[Logger],
-    directory: Path,
-    resume: Path | None,
-    check: Callable[[Drafter], object] = lambda drafter: None,
-) -> DrafterModule:
-    """Train. ``directory`` then holds checkpoints/ and drafter/, the best head. ``data`` is prepared.
+def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logger], run: Run) -> DrafterModule:
+    """Train. The run's directory then holds checkpoints/ and drafter/, the best head. ``data`` is prepared.
 
-    ``check`` sees the drafter before it is trained, and may refuse it. Raises Interrupted once a requested stop has
-    left a checkpoint, UserError for a loss that is not finite.
+    Raises Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite, or for a
+    drafter that cannot be exported for the run's engine: days of training must not end in a format that does not exist.
     """
     drafter, vocabulary = build_drafter(config, target, data)
     data.check_reads(drafter)
-    check(drafter)
+    if run.engine is not None:
+        layout_for(drafter.served(), about_target(target), run.engine, run.directory / f"export-{run.engine.name}")
     about = data.describe() | data.coverage(vocabulary)
     settings: Any = OmegaConf.to_container(config, resolve=True)
     length = min(config.data.sequence_length, target.max_length)
@@ -71,16 +64,16 @@ def fit(
         logger=loggers or False,
         callbacks=callbacks,
         enable_progress_bar=any(isinstance(each, TQDMProgressBar) for each in callbacks),
-        default_root_dir=directory,
+        default_root_dir=run.directory,
     )
-    if resume is not None:
-        copy_best_from_resumed(resume, directory)
+    if run.resume is not None:
+        copy_best_from_resumed(run.resume, run.directory)
     if uses_gpus(config.trainer.accelerator):
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
     started = time.perf_counter()
     try:
-        with broken_connections_explained(directory / CHECKPOINTS):
-            trainer.fit(module, data, ckpt_path=resume, weights_only=True)
+        with broken_connections_explained(run.directory / CHECKPOINTS):
+            trainer.fit(module, data, ckpt_path=run.resume, weights_only=True)
     except SystemExit as error:
         # Lightning turns a Ctrl-C outside our handler's reach into exit status 1.
         if isinstance(error.__context__, KeyboardInterrupt):
@@ -92,6 +85,12 @@ def fit(
     if trainer.is_global_zero:
         print(f"\n{summary(module, find_callback(trainer, LiveAcceptance), time.perf_counter() - started)}")
     return module
+
+
+def best_acceptance_length(trainer: Trainer) -> float | None:
+    """Of the best head that was measured while training, None without a measurement."""
+    live = find_callback(trainer, LiveAcceptance)
+    return None if live is None else live.best
 
 
 def build_callbacks(nodes: DictConfig) -> list[Callback]:

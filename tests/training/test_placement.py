@@ -12,10 +12,10 @@ from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.targets import Target
-from specdraft.training.monitoring.sizes import explain_sizes
 from specdraft.training.preflight import check_settings
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.strategies import deepspeed, offloads_optimizer
+from specdraft.training.summary import explain_sizes
 
 CONF = Path(__file__).parents[2] / "conf"
 
