@@ -4,15 +4,11 @@ import re
 import sys
 from difflib import get_close_matches
 
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    InstantiationException,
-    MissingConfigException,
-)
+from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from specdraft.errors import UserError
+from specdraft.text import reason
 
 
 def explain(error: BaseException) -> str | None:
@@ -46,7 +42,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def _nearest(error: BaseException | None) -> str:
-    """The key beside the unknown one that is spelt most like it, as the beginning of a hint."""
+    """The key beside the unknown one that is most like it in spelling, as the beginning of a hint."""
     if not isinstance(error, OmegaConfBaseException) or error.parent_node is None or error.full_key is None:
         return "the config has no such key; "
     parent, _, name = error.full_key.rpartition(".")
@@ -58,7 +54,8 @@ def _not_located(error: BaseException, name: str) -> str:
     innermost = error
     while innermost.__cause__ is not None:
         innermost = innermost.__cause__
-    reason = " ".join(str(innermost).split())
     module = name.partition(".")[0]
     mend = "correct the name" if module in sys.modules else f"if it is of your own, add imports=[{module}]"
-    return f"{name!r} cannot be loaded ({reason}): expected a class or function of an importable module; {mend}"
+    return (
+        f"{name!r} cannot be loaded ({reason(innermost)}): expected a class or function of an importable module; {mend}"
+    )

@@ -60,9 +60,9 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Of all processes that come here with the same ``path``, a lock file, one at a time goes on with True.
+    """Hold the lock file ``path``, which one process at a time can; yields whether it is held.
 
-    Without ``wait`` the others go on at once, with False. The kernel lets the lock of a killed process go.
+    Without ``wait`` a lock held elsewhere yields False at once. The kernel releases the lock of a killed process.
     """
     make_directory(path.parent)
     while True:
@@ -72,7 +72,7 @@ def exclusive(path: Path, wait: bool = True) -> Iterator[bool]:
             except BlockingIOError:
                 yield False
                 return
-            # A holder may remove the file at the end: whoever waited then locks nothing that others see.
+            # The last holder may have removed the file: a lock on it is seen by nobody else.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 yield True
                 return

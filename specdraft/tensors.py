@@ -1,54 +1,38 @@
-"""Tensors of modules and files.
+"""Tensors of modules and files. Safetensors from outside are neither executed nor believed before they are read."""
 
-Of safetensors from outside nothing is executed, nothing is followed out of its folder, nothing is believed unread.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdraft.errors import UserError
-
-
-class Kind(NamedTuple):
-    """What a tensor is before it is read."""
-
-    shape: tuple[int, ...]
-    is_floating_point: bool
+from specdraft.text import reason
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, which stay on disk until they are used. Raises UserError if it is damaged."""
-    try:
+    with _readable(path):
         return load_file(path)
-    except Exception as error:  # safetensors raises its own kind, the system's and those of the dtypes' lookup
-        raise _damaged(path, error) from error
 
 
-def read_kinds(path: Path) -> dict[str, Kind]:
-    """What the tensors of a safetensors file are, from its header. Raises UserError if it is damaged."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            return {
-                name: Kind(tuple(part.get_shape()), part.get_dtype().startswith(("F", "BF")))
-                for name, part in slices.items()
-            }
-    except Exception as error:
-        raise _damaged(path, error) from error
+def read_kinds(path: Path) -> dict[str, str]:
+    """As ``kinds``, from the header of a safetensors file. Raises UserError if it is damaged."""
+    with _readable(path), safe_open(path, framework="pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        return {
+            name: _kind(part.get_shape(), part.get_dtype().startswith(("F", "BF"))) for name, part in slices.items()
+        }
 
 
-def kinds(tensors: dict[str, Tensor]) -> dict[str, Kind]:
-    """What tensors are, on whatever device."""
-    return {name: Kind(tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
+def kinds(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Shape and kind of each tensor, such as "[2, 3] of floats", on any device."""
+    return {name: _kind(tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}
 
 
-def difference(expected: dict[str, Kind], found: dict[str, Kind]) -> str | None:
+def difference(expected: dict[str, str], found: dict[str, str]) -> str | None:
     """The first tensor that is not as expected, in words; None if all are."""
     for name in sorted(expected.keys() | found.keys()):
         if name not in found:
@@ -56,20 +40,31 @@ def difference(expected: dict[str, Kind], found: dict[str, Kind]) -> str | None:
         if name not in expected:
             return f"{name} is unknown"
         if found[name] != expected[name]:
-            return f"{name} is {_shown(found[name])}, by the configuration {_shown(expected[name])}"
+            return f"{name} is {found[name]}, by the configuration {expected[name]}"
     return None
 
 
-def _shown(kind: Kind) -> str:
-    return f"{list(kind.shape)} of {'floats' if kind.is_floating_point else 'integers'}"
+def _kind(shape: Sequence[int], is_floating_point: bool) -> str:
+    return f"{list(shape)} of {'floats' if is_floating_point else 'integers'}"
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # safetensors raises its own kind, the system's and those of the dtypes' lookup
+        said = reason(error, 200)
+        raise UserError(
+            f"{path} is damaged ({said}): expected a safetensors file; restore it or write it again"
+        ) from error
 
 
 @contextmanager
 def keeping_buffers(module: nn.Module) -> Iterator[None]:
-    """Whatever dtype the parameters are cast to inside, floating-point buffers are moved alone.
+    """Inside, casts of the parameters move floating-point buffers to their device and leave their dtype as it is.
 
-    They hold rotary frequencies, which ``from_pretrained`` keeps in float32, as engines do: rounded to bfloat16 they
-    turn position 1,000 by another angle than the one that was trained.
+    They hold rotary frequencies, which ``from_pretrained`` and engines keep in float32: rounded to bfloat16, the angle
+    at position 1,000 is another than in training.
     """
     buffers = [
         (owner, name, buffer)
@@ -83,8 +78,3 @@ def keeping_buffers(module: nn.Module) -> Iterator[None]:
         assert cast is not None
         if cast.dtype != buffer.dtype:
             owner._buffers[name] = buffer.to(cast.device)
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    reason = " ".join(str(error).split())[:200]
-    return UserError(f"{path} is damaged ({reason}): expected a safetensors file; restore it or write it anew")

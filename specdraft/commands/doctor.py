@@ -15,7 +15,7 @@ def main(config: DictConfig) -> None:
     """Load the drafter as it is served, and its target; print a finding per check."""
     # Imported here so that --help answers at once.
     from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
-    from specdraft.doctor.loaded_drafter import is_checkpoint
+    from specdraft.doctor.checks import is_checkpoint
     from specdraft.drafters.checkpoint import read_config
     from specdraft.evaluation import load_prompts
 
@@ -32,5 +32,5 @@ def main(config: DictConfig) -> None:
     loaded = LoadedDrafter.load(config.checkpoint, build(config.target))
     findings = run_checks(loaded, prompts, Serving(**config.serving), config.max_new_tokens)
     print(report(findings))
-    if any(finding.level is Level.FAULT for finding in findings):
+    if any(finding.level is Level.FAULT for finding in findings.values()):
         sys.exit(FAULTS)

@@ -1,26 +1,99 @@
-"""The whole examination."""
+"""What a check reads, the drafter as it is loaded and will be served, and what it says: a finding."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from specdraft.data.sources.prompts import Prompt
-from specdraft.doctor.files import examine_files
-from specdraft.doctor.findings import Finding
-from specdraft.doctor.loaded_drafter import LoadedDrafter, Serving
-from specdraft.doctor.probes import examine_by_computing
-from specdraft.targets.loading import load_tokenizer, template_hash
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.checkpoint import CONFIG, find, load_drafter
+from specdraft.errors import UserError
+from specdraft.export.importing import import_eagle3
+from specdraft.export.layout import DTYPES
+from specdraft.files import read_json
+from specdraft.targets import Target
 
 
-def run_checks(
-    patient: LoadedDrafter, prompts: Sequence[Prompt], serving: Serving | None = None, max_new_tokens: int = 64
-) -> list[Finding]:
-    """Every check that applies to this drafter. ``prompts``: of the traffic that will be served.
+class Level(StrEnum):
+    """``OK``: nothing found. ``NOTE``: worth knowing. ``FAULT``: acceptance suffers, or will."""
 
-    Raises UserError for a serving tokenizer that cannot be read and for prompts that do not fit the context.
-    """
-    serving = serving or Serving()
-    tokenizer = load_tokenizer(serving.tokenizer) if serving.tokenizer else patient.target.tokenizer
-    patient.drafter.eval()
-    return [
-        *examine_files(patient, serving, template_hash(tokenizer)),
-        *examine_by_computing(patient, serving, prompts, max_new_tokens),
-    ]
+    OK = "ok"
+    NOTE = "note"
+    FAULT = "FAULT"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found, what was expected, and how to mend it."""
+
+    level: Level
+    sentence: str
+
+
+ok, note, fault = (partial(Finding, level) for level in Level)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How the drafter will be served; None stands for as it was trained."""
+
+    tokenizer: str | None = None  # path of the tokenizer and its chat template
+    system_prompt: str | None = None
+    max_model_len: int | None = None  # longest context in tokens
+    dtype: str | None = None  # of the weights
+
+
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """A drafter bound to its target, with the configuration of its checkpoint or, of an export, the engine's."""
+
+    drafter: Drafter
+    target: Target
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    exported: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: str | Path, target: Target) -> "LoadedDrafter":
+        """From a run, a drafter's directory, or an exported (or public) EAGLE-3 head.
+
+        Raises UserError for anything else, and for a head whose files contradict each other.
+        """
+        if is_checkpoint(path):
+            drafter, config = load_drafter(path)
+            drafter.to(target.device, target.dtype)
+            drafter.bind(target)
+            return cls(drafter, target, checkpoint=config)
+        head = import_eagle3(path, target).to(target.device, target.dtype)
+        return cls(head, target, exported=read_json(Path(path) / CONFIG))
+
+    def recorded(self, part: str, key: str) -> Any:
+        """What the checkpoint says of its data, decoding, training or target; None if it does not."""
+        return self.checkpoint.get("extra", {}).get(part, {}).get(key)
+
+    def served_dtype(self, serving: Serving) -> str:
+        """That of ``serving``, else the export's, else bfloat16. Raises UserError for an unknown one."""
+        name = serving.dtype or self.exported.get("torch_dtype") or "bfloat16"
+        if name not in DTYPES:
+            raise UserError(f"serving.dtype is {name!r}: expected one of {', '.join(DTYPES)}")
+        return name
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether ``path`` holds a specdraft checkpoint rather than an export. Raises UserError for neither."""
+    if not (Path(path) / CONFIG).is_file():
+        return bool(find(path))
+    config = read_json(Path(path) / CONFIG)
+    return isinstance(config, dict) and "drafter" in config
+
+
+def report(findings: Mapping[str, Finding]) -> str:
+    """One paragraph per check; faults come last, where they stay in sight on a terminal."""
+    width, lines = max(map(len, findings)), []
+    for check, finding in sorted(findings.items(), key=lambda item: list(Level).index(item[1].level)):
+        head = f"{finding.level:5}  {check:{width}}  "
+        lines.append(textwrap.fill(finding.sentence, 110, initial_indent=head, subsequent_indent=" " * len(head)))
+    faults = sum(finding.level is Level.FAULT for finding in findings.values())
+    return "\n".join([*lines, "", f"{faults} fault(s) in {len(findings)} checks"])

@@ -1,252 +1,196 @@
-"""Checks that compute: the target answers some prompts, and the drafter predicts those answers in several ways.
+"""Checks that compute: the target answers some prompts, and the drafter predicts the answers under several settings.
 
-Expected acceptance at step s is the mean of 1 - TV(p, q) over the rows that step s of the training-time test predicts,
-true tokens before it. Where another reading of the same weights (neighboring layers, the other norm) predicts the
-answers better for certain, that reading is the one the head was trained for, however small the difference.
+P = prompts. Expected acceptance at step s is the mean of 1 - TV(p, q) over the positions that step s of the
+training-time test predicts, with the answer's own tokens before them. If the same weights predict the answers better
+with neighboring layers or the other norm, with a confidence of 99 %, then the head was trained with those.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from specdraft.data.packing import pack
-from specdraft.data.sources.base import Message
 from specdraft.data.sources.prompts import Prompt, encode
 from specdraft.data.tokenization.chat import Example
 from specdraft.decoding.decoder import Decoder
-from specdraft.doctor.findings import Finding, Level
-from specdraft.doctor.loaded_drafter import LoadedDrafter, Serving, served_dtype
+from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.doctor.checks import Finding, LoadedDrafter, Serving, fault, note, ok
 from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.export.layout import DTYPES
 from specdraft.targets.batch import Batch
 
-_SURE = 0.99  # confidence with which another reading must be better to be believed
-_WORSE = 0.85  # acceptance below this share of what it was is a fault
-_COVERED = 0.9
+_CONFIDENCE = 0.99  # that another setting predicts better
+_WORSE = 0.85  # share of the expected acceptance below which a loss is a fault
+_COVERED = 0.9  # share of the answers' tokens that the draft vocabulary should hold
+_BATCH = 8  # prompts decoded side by side; so many are decoded with the drafter
+_DEPTH = 5  # draft tokens, where the checkpoint does not say
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What the target said: ``batches`` of one prompt each, answers supervised; ``tokens [n]``, ids of all answers."""
+def check_predictions(
+    loaded: LoadedDrafter, serving: Serving, prompts: Sequence[Prompt], max_new_tokens: int
+) -> dict[str, Finding]:
+    """The finding of each check that applies to this drafter. Raises UserError if no prompt fits the context."""
+    system = serving.system_prompt
+    if not loaded.target.tokenizer.chat_template and (system or any(len(prompt.opening) > 1 for prompt in prompts)):
+        mend = "add a chat_template.jinja to the target's directory"
+        return {"prompts": fault(f"conversations need a chat template, and the target's tokenizer has none: {mend}")}
+    findings: dict[str, Finding] = {}
+    plain = _token_ids(loaded, prompts, None, max_new_tokens)
+    served = _token_ids(loaded, prompts, system, max_new_tokens) if system else plain
+    if isinstance(head := loaded.drafter, Eagle3):
+        answers = answer(loaded, plain, max_new_tokens)
+        own = acceptance(head, loaded, answers)
+        if obstacle := _obstacle(answers, own):
+            return {"answers": obstacle}
+        findings = _head_findings(head, loaded, answers, own, loaded.served_dtype(serving))
+        if system:
+            answers = answer(loaded, served, max_new_tokens)
+            found = acceptance(head, loaded, answers)
+            mend = "train on conversations that begin with it"
+            findings["system prompt"] = _obstacle(answers, found) or _undiminished("it", found[0], own[0], mend)
+    return findings | {"decoding": _decoding(loaded, served[:_BATCH], max_new_tokens)}
 
-    batches: list[Batch]
-    tokens: Tensor
 
-    @classmethod
-    def of(cls, patient: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> "Answers":
-        """The target's greedy answers."""
-        target = patient.target
-        said = [g.tokens for g in Decoder(target).generate_batch(prompts, max_new_tokens, batch_size=8)]
-        batches = []
-        for prompt, answer in zip(prompts, said, strict=True):
-            mask = [False] * len(prompt) + [True] * len(answer)
-            batches.append(pack([Example([*prompt, *answer], mask)], len(mask))[0].to(target.device))
-        return cls(batches, torch.tensor([token for answer in said for token in answer]))
-
-
-def examine_by_computing(
-    patient: LoadedDrafter, serving: Serving, prompts: Sequence[Prompt], max_new_tokens: int
-) -> Iterator[Finding]:
-    """A finding per check that applies to this kind of drafter. Raises UserError if no prompt fits the context."""
-    if not patient.target.tokenizer.chat_template and (
-        serving.system_prompt or any(len(prompt.opening) > 1 for prompt in prompts)
-    ):
-        yield Finding(
-            "prompts",
-            Level.FAULT,
-            "they are conversations, and the target's tokenizer has no chat template: expected one to write them "
-            "with; add a chat_template.jinja to the target's directory",
-        )
-        return
-    answers = Answers.of(patient, _ids(patient, prompts, None, max_new_tokens), max_new_tokens)
-    drafter = patient.drafter
-    if isinstance(drafter, Eagle3):
-        with _unrolled(drafter):
-            own, second = acceptance(patient, answers), acceptance(patient, answers, step=1)
-            if unjudged := _unjudged("answers", answers, torch.cat([own, second], dim=1)):
-                yield unjudged
-                return
-            yield _layers(drafter, patient, answers, own)
-            yield _norm(drafter, patient, answers, second)
-            yield _rounding(drafter, patient, answers, own, serving)
-            if serving.system_prompt:
-                with_system = _ids(patient, prompts, serving.system_prompt, max_new_tokens)
-                yield _system_prompt(patient, Answers.of(patient, with_system, max_new_tokens), own)
-        yield _coverage(drafter, patient, answers)
-    yield _decoded(patient, _ids(patient, prompts, serving.system_prompt, max_new_tokens)[:8], max_new_tokens)
+def answer(loaded: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Batch]:
+    """The target's greedy answers: a batch per prompt, its answer supervised."""
+    batches = []
+    generations = Decoder(loaded.target).generate_batch(prompts, max_new_tokens, _BATCH)
+    for prompt, generation in zip(prompts, generations, strict=True):
+        mask = [False] * len(prompt) + [True] * len(generation.tokens)
+        batch, _ = pack([Example([*prompt, *generation.tokens], mask)], len(mask))
+        batches.append(batch.to(loaded.target.device))
+    return batches
 
 
 @torch.no_grad()
-def acceptance(patient: LoadedDrafter, answers: Answers, step: int = 0, layers: Sequence[int] | None = None) -> Tensor:
-    """Expected acceptance at a step, reading these layers of the target (None: the drafter's own).
+def acceptance(
+    head: Eagle3, loaded: LoadedDrafter, answers: Sequence[Batch], layers: Sequence[int] | None = None
+) -> Tensor:
+    """Expected acceptance in the first two steps, reading these layers of the target (None: the head's own).
 
-    Sums and rows of each prompt, ``[P, 2]``.
+    Sum and number of positions for each prompt, ``[2, P, 2]`` float64.
     """
-    target = patient.target
-    read = tuple(patient.drafter.layers) if layers is None else tuple(layers)
-    sums = []
-    for batch in answers.batches:
-        features = target.features(batch.input_ids, batch.position_ids, read)
-        metrics = patient.drafter.training_loss(batch, features, target).metrics
-        sums.append([float(metrics[f"step_{step}/{name}"]) for name in ("alpha_sum", "row_total")])
-    return torch.tensor(sums, dtype=torch.float64)
+    sums, head.ttt_steps = [], 2  # whatever it was trained with
+    for batch in answers:
+        features = batch.features(loaded.target, layers or head.layers)
+        metrics = head.training_loss(batch, features, loaded.target).metrics
+        sums.append([[float(metrics[f"step_{s}/{name}"]) for name in ("alpha_sum", "row_total")] for s in (0, 1)])
+    return torch.tensor(sums, dtype=torch.float64).transpose(0, 1)
 
 
-def mean(sums: Tensor) -> Tensor:
-    """From sums and rows in the last two columns, ``[..., 2] -> [...]``."""
-    return sums[..., 0] / sums[..., 1]
+def mean(sums: Tensor) -> float:
+    """Over all prompts, from ``[P, 2]``."""
+    total, count = sums.sum(0).tolist()
+    return total / count
 
 
 def better(other: Tensor, own: Tensor) -> bool:
-    """Whether one reading predicts the answers better than another for certain: a bootstrap over prompts, paired."""
-    both = torch.cat([other, own], dim=1)  # [P, 4]
-    interval = bootstrap_interval(both, lambda s: mean(s[:, :2]) - mean(s[:, 2:]), _SURE)
+    """Whether ``other [P, 2]`` is the higher acceptance for certain: a bootstrap over prompts, paired."""
+    columns = torch.cat([other, own], dim=1)  # [P, 4]
+    interval = bootstrap_interval(columns, lambda s: s[:, 0] / s[:, 1] - s[:, 2] / s[:, 3], _CONFIDENCE)
     return interval is not None and interval[0] > 0
 
 
-def _ids(patient: LoadedDrafter, prompts: Sequence[Prompt], system: str | None, room: int) -> list[list[int]]:
-    before: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
-    rendered = [encode(patient.target.tokenizer, [*before, *prompt.opening]) for prompt in prompts]
-    fitting = [ids for ids in rendered if len(ids) + room <= patient.target.max_length]
+def _token_ids(loaded: LoadedDrafter, prompts: Sequence[Prompt], system: str | None, room: int) -> list[list[int]]:
+    before = [{"role": "system", "content": system}] if system else []
+    rendered = [encode(loaded.target.tokenizer, [*before, *prompt.opening]) for prompt in prompts]
+    fitting = [ids for ids in rendered if len(ids) + room <= loaded.target.max_length]
     if not fitting:
         raise UserError(
             f"none of the {len(prompts)} prompts leaves room for {room} tokens in the target's context of "
-            f"{patient.target.max_length}: lower max_new_tokens or give shorter prompts with traffic="
+            f"{loaded.target.max_length}: lower max_new_tokens or give shorter prompts with traffic="
         )
     return fitting
 
 
-@contextmanager
-def _unrolled(head: Eagle3, steps: int = 2) -> Iterator[None]:
-    """As many steps of the training-time test, whatever the head was trained with."""
-    before, head.ttt_steps = head.ttt_steps, steps
-    try:
-        yield
-    finally:
-        head.ttt_steps = before
-
-
-def _unjudged(check: str, answers: Answers, sums: Tensor) -> Finding | None:
-    """The finding that there is nothing to judge by, if so. ``sums``: of the steps, ``[P, 2 * steps]``."""
-    total = sums.sum(0).unflatten(0, (-1, 2))
-    if bool((total[:, 1] == 0).any()):
-        return Finding(
-            check,
-            Level.NOTE,
-            f"the target said too little to judge by, {len(answers.tokens)} tokens to {len(answers.batches)} prompts: "
-            "give traffic=... with prompts that it answers at length, or a larger max_new_tokens",
+def _obstacle(answers: Sequence[Batch], sums: Tensor) -> Finding | None:
+    """Why nothing can be said, if so. ``sums``: ``[2, P, 2]``."""
+    total = sums.sum(1)  # [2, 2]
+    if (total[:, 1] == 0).any():
+        tokens = sum(int(batch.loss_mask.sum()) for batch in answers)
+        return note(
+            f"the target's answers are too short to judge by, {tokens} tokens to {len(answers)} prompts: give other "
+            "prompts with traffic=, or a larger max_new_tokens"
         )
-    if not bool(total.isfinite().all()):
-        return Finding(
-            check,
-            Level.FAULT,
-            "the head's predictions are not finite, so that nothing can be judged by them: expected finite hidden "
-            "states and weights; give target.dtype=float32, or take the head from a sound checkpoint",
+    if not total.isfinite().all():
+        return fault(
+            "the head's predictions are not finite: expected finite weights and hidden states; give "
+            "target.dtype=float32, or take the head from a sound checkpoint"
         )
     return None
 
 
-def _layers(head: Eagle3, patient: LoadedDrafter, answers: Answers, own: Tensor) -> Finding:
-    last = patient.target.num_layers
-    neighbors = [[k + d for k in head.layers] for d in (-1, 1)]
-    read = [layers for layers in neighbors if layers[0] > 0 and layers[-1] <= last]
-    found = [acceptance(patient, answers, layers=layers) for layers in read]
-    for layers, other in zip(read, found, strict=True):
+def _head_findings(
+    head: Eagle3, loaded: LoadedDrafter, answers: Sequence[Batch], own: Tensor, dtype: str
+) -> dict[str, Finding]:
+    """Whether the head predicts better with other settings than its own, or worse once it is served."""
+    shifted = [[k + shift for k in head.layers] for shift in (-1, 1)]
+    readable = [layers for layers in shifted if layers[0] > 0 and layers[-1] <= loaded.target.num_layers]
+    others = {f"layers={layers}": acceptance(head, loaded, answers, layers)[0] for layers in readable}
+    numbers = "eagle_aux_hidden_state_layer_ids, which is off by one"
+    findings = {"layers": _compared(f"layers={list(head.layers)}", own[0], others, numbers)}
+
+    used, head.norm_output = head.norm_output, not head.norm_output
+    other = acceptance(head, loaded, answers)[1]  # the first step that reads the head's own output
+    head.norm_output = used
+    findings["norm"] = _compared(f"norm_output={used}", own[1], {f"norm_output={not used}": other}, "norm_output")
+
+    # Weights are rounded to the served dtype; the arithmetic stays in the target's.
+    kept = {name: value.clone() for name, value in head.state_dict().items()}
+    rounded = acceptance(head.to(DTYPES[dtype]).to(loaded.target.dtype), loaded, answers)[0]
+    head.load_state_dict(kept)
+    findings["rounding"] = _undiminished(f"weights rounded to {dtype}", rounded, own[0], "serve it in a wider dtype")
+
+    tokens = torch.cat([batch.input_ids[batch.loss_mask] for batch in answers])
+    covered = float(torch.isin(tokens, head.draft_ids).float().mean())
+    trained = loaded.recorded("data", "train_coverage")
+    said = f"it holds {covered:.1%} of the target's answers" + (f" (in training {trained:.1%})" if trained else "")
+    mend = f"expected at least {_COVERED:.0%}; train with a larger model.draft_vocab_size, on this traffic"
+    findings["draft vocabulary"] = ok(said) if covered >= _COVERED else fault(f"{said}: {mend}")
+    return findings
+
+
+def _compared(setting: str, own: Tensor, others: Mapping[str, Tensor], mend: str) -> Finding:
+    """A fault if another setting predicts the answers better than the head's own for certain."""
+    for name, other in others.items():
         if better(other, own):
-            return Finding(
-                "layers",
-                Level.FAULT,
-                f"reading the hidden states after {layers} layers instead of {list(head.layers)}, the head predicts "
-                f"{_mean(other)} of the target's tokens instead of {_mean(own)}: expected the layers of its training; "
-                "the numbers are off by one, correct eagle_aux_hidden_state_layer_ids",
+            return fault(
+                f"with {name} the head predicts {mean(other):.3f} of the target's tokens, with its {setting} "
+                f"{mean(own):.3f}: expected the setting of its training; correct {mend}"
             )
-    beside = " and ".join(map(_mean, found))
-    return Finding("layers", Level.OK, f"expected acceptance {_mean(own)}; by one layer off {beside}")
+    return ok(", ".join(f"{mean(sums):.3f} with {name}" for name, sums in {setting: own, **others}.items()))
 
 
-def _norm(head: Eagle3, patient: LoadedDrafter, answers: Answers, own: Tensor) -> Finding:
-    head.norm_output = not head.norm_output
-    try:
-        other = acceptance(patient, answers, step=1)
-    finally:
-        head.norm_output = not head.norm_output
-    if better(other, own):
-        return Finding(
-            "norm",
-            Level.FAULT,
-            f"with norm_output={str(not head.norm_output).lower()} the second token would be accepted with "
-            f"{_mean(other)} instead of {_mean(own)}: expected the norm of its training; correct norm_output",
-        )
-    return Finding("norm", Level.OK, f"second token {_mean(own)}; with the other norm_output {_mean(other)}")
+def _rounding(head: Eagle3, loaded: LoadedDrafter, answers: Sequence[Batch], own: Tensor, dtype: str) -> Finding:
+    """Weights are rounded to the served dtype; the arithmetic stays in the target's."""
+    kept = {name: value.clone() for name, value in head.state_dict().items()}
+    found = acceptance(head.to(DTYPES[dtype]).to(loaded.target.dtype), loaded, answers)[0]
+    head.load_state_dict(kept)
+    return _undiminished(f"weights rounded to {dtype}", found, own, "serve the head in a wider dtype")
 
 
-def _rounding(head: Eagle3, patient: LoadedDrafter, answers: Answers, own: Tensor, serving: Serving) -> Finding:
-    """Weights as the serving dtype holds them; the arithmetic itself stays the target's."""
-    wanted = DTYPES[served_dtype(patient, serving)]
-    kept = {name: parameter.detach().clone() for name, parameter in head.named_parameters()}
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(parameter.to(wanted))
-        rounded = acceptance(patient, answers)
-        for name, parameter in head.named_parameters():
-            parameter.copy_(kept[name])
-    name = str(wanted).removeprefix("torch.")
-    if not mean(rounded.sum(0)) >= mean(own.sum(0)) * _WORSE:
-        return Finding(
-            "rounding",
-            Level.FAULT,
-            f"weights rounded to {name} predict {_mean(rounded)} of the target's tokens instead of {_mean(own)}: "
-            "expected no difference to speak of; serve the head in a wider dtype",
-        )
-    return Finding("rounding", Level.OK, f"in {name} {_mean(rounded)}, unrounded {_mean(own)}")
+def _system_prompt(head: Eagle3, loaded: LoadedDrafter, answers: Sequence[Batch], own: Tensor) -> Finding:
+    found = acceptance(head, loaded, answers)
+    return _obstacle(answers, found) or _undiminished("it", found[0], own, "train on conversations that begin with it")
 
 
-def _system_prompt(patient: LoadedDrafter, answers: Answers, own: Tensor) -> Finding:
-    found = acceptance(patient, answers)
-    if unjudged := _unjudged("system prompt", answers, found):
-        return unjudged
-    if mean(found.sum(0)) < mean(own.sum(0)) * _WORSE:
-        return Finding(
-            "system prompt",
-            Level.FAULT,
-            f"under the served system prompt expected acceptance is {_mean(found)}, without it {_mean(own)}: expected "
-            "no difference to speak of; train on conversations that begin with it",
-        )
-    return Finding("system prompt", Level.OK, f"expected acceptance {_mean(found)} with it, {_mean(own)} without")
+def _undiminished(change: str, found: Tensor, own: Tensor, mend: str) -> Finding:
+    """A fault if the change lowers acceptance."""
+    said = f"expected acceptance {mean(found):.3f} with {change}, {mean(own):.3f} without"
+    alike = mean(found) >= mean(own) * _WORSE  # not so for NaN
+    return ok(said) if alike else fault(f"{said}: expected nearly the same; {mend}")
 
 
-def _coverage(head: Eagle3, patient: LoadedDrafter, answers: Answers) -> Finding:
-    covered = float(torch.isin(answers.tokens, head.draft_ids.cpu()).float().mean())
-    trained = patient.training("train_coverage")
-    beside = "" if trained is None else f" (in training {trained:.1%})"
-    if covered < _COVERED:
-        return Finding(
-            "draft vocabulary",
-            Level.FAULT,
-            f"it holds {covered:.1%} of what the target says here{beside}: expected at least {_COVERED:.0%}; "
-            "train with a larger model.draft_vocab_size, on this traffic",
-        )
-    return Finding("draft vocabulary", Level.OK, f"it holds {covered:.1%} of what the target says here{beside}")
-
-
-def _decoded(patient: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Finding:
-    recorded: Any = patient.recorded.get("extra", {})
-    depth = recorded.get("decoding", {}).get("num_draft_tokens", 5)
-    generations = Decoder(patient.target, patient.drafter, depth).generate_batch(prompts, max_new_tokens, 8)
-    rounds = [accepted for generation in generations for accepted in generation.accepted]
-    length = 1 + sum(rounds) / len(rounds) if rounds else 1.0
-    live = recorded.get("training", {}).get("live_acceptance_length")
-    beside = "" if live is None else f"; while training, on its own held-out prompts, {live:.2f}"
-    return Finding(
-        "decoding", Level.NOTE, f"acceptance length {length:.2f} really decoded, K = {depth}, greedy{beside}"
-    )
-
-
-def _mean(sums: Tensor) -> str:
-    return f"{mean(sums.sum(0)):.3f}"
+def _decoding(loaded: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Finding:
+    depth = loaded.recorded("decoding", "num_draft_tokens") or _DEPTH
+    counts = AcceptanceCounts(depth)
+    for generation in Decoder(loaded.target, loaded.drafter, depth).generate_batch(prompts, max_new_tokens, _BATCH):
+        counts.add(generation)
+    if not counts.rounds:
+        return note("every answer ends with its first token, so nothing was drafted: give other prompts with traffic=")
+    trained = loaded.recorded("training", "live_acceptance_length")
+    beside = "" if trained is None else f"; during training, on its held-out prompts, {trained:.2f}"
+    return note(f"acceptance length {counts.acceptance_length:.2f} decoded greedily, K = {depth}{beside}")

@@ -1,4 +1,4 @@
-"""What the embedded target reads: source files, test suites, and chat examples of documented functions."""
+"""What the embedded target is trained on: source files, test suites, and documented functions as chats."""
 
 import random
 
@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
 
-ROW = 512  # tokens of a training row
+SEQUENCE_LENGTH = 512  # tokens
 
 
 def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[list[int]]]:
@@ -19,24 +19,21 @@ def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[
         ids = tokenizer(source, add_special_tokens=False)["input_ids"]
         kinds["tests" if stdlib.is_test(path) else "library"].append([tokenizer.bos_token_id, *ids])
         for function in stdlib.functions(source, path):
-            messages = [
-                {"role": "user", "content": function.prompt},
-                {"role": "assistant", "content": function.body},
-            ]
-            chat = tokenizer.apply_chat_template(messages, tokenize=False)
-            kinds["chat"].append(tokenizer(chat, add_special_tokens=False)["input_ids"])
+            turns = {"user": function.prompt, "assistant": function.body}
+            messages = [{"role": role, "content": content} for role, content in turns.items()]
+            kinds["chat"].append(tokenizer.apply_chat_template(messages, return_dict=False))
     return kinds
 
 
-def rows(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: random.Random) -> list[list[int]]:
-    """Rows of ``ROW`` tokens: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
+def sequences(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: random.Random) -> list[list[int]]:
+    """Sequences for training: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
     chosen: list[list[int]] = []
     for kind, weight in weights.items():
         whole = int(weight)
-        chosen += kinds[kind] * whole
-        chosen += rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
-    # Long files are cut into pieces before shuffling: else one module fills several neighboring batches.
-    pieces = [ids[start : start + ROW] for ids in chosen for start in range(0, len(ids), ROW)]
+        chosen += kinds[kind] * whole + rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
+    # Long files are cut before shuffling: otherwise one module fills several neighboring batches.
+    pieces = [ids[start : start + SEQUENCE_LENGTH] for ids in chosen for start in range(0, len(ids), SEQUENCE_LENGTH)]
     rng.shuffle(pieces)
     stream = [token for piece in pieces for token in piece]
-    return [stream[start : start + ROW] for start in range(0, len(stream) - ROW + 1, ROW)]
+    ends = range(SEQUENCE_LENGTH, len(stream) + 1, SEQUENCE_LENGTH)
+    return [stream[end - SEQUENCE_LENGTH : end] for end in ends]

@@ -7,9 +7,9 @@ then mostly chat examples while the learning rate falls. Interrupted runs contin
 """
 
 import argparse
+import copy
 import math
 import random
-import time
 from pathlib import Path
 
 import torch
@@ -17,17 +17,19 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
-from specdraft.embedded.corpus import ROW, documents, rows
+from specdraft.embedded.corpus import SEQUENCE_LENGTH, documents, sequences
 from specdraft.embedded.measure_target import write_card
 from specdraft.embedded.tokenizer import train_tokenizer
+from specdraft.files import atomic_directory, atomic_file
+from specdraft.training.schedule import OptimizerSettings
 
 VOCAB, CONTEXT = 4096, 1024
-BATCH = 16  # rows: 8,192 tokens a step
+BATCH = 16  # sequences: 8,192 tokens a step
 PEAK_LR, WARMUP, STABLE = 2e-3, 60, 0.65  # the first 65 % of the steps at the peak, then linear decay
 
 
 def config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    """Deep and narrow, so that a one-layer head is cheap beside it: 16 layers of width 256, 11.3M parameters."""
+    """Deep and narrow, so that a one-layer head costs little beside it: 16 layers of width 256, 11.3M parameters."""
     return LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=256,
@@ -49,36 +51,26 @@ def learning_rate(step: int, steps: int) -> float:
     """Warm-up, a plateau, linear decay to 2 % of the peak."""
     if step < WARMUP:
         return PEAK_LR * (step + 1) / WARMUP
-    decay_from = int(steps * STABLE)
-    left = (steps - step) / max(1, steps - decay_from)
+    left = (steps - step) / max(1, steps - int(steps * STABLE))
     return PEAK_LR * min(1.0, max(0.02, left))
 
 
 def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
-    """Train and write ``out`` (a ``from_pretrained`` directory in bf16) and ``out/../state.pt`` for resuming."""
+    """Train and write ``out``, a ``from_pretrained`` directory in bf16, and beside it ``state.pt`` for resuming."""
     torch.manual_seed(seed)
-    out.mkdir(parents=True, exist_ok=True)
     sources = (stdlib.read(p) for p in stdlib.files() if stdlib.split_of(p) == "train" and not stdlib.is_test(p))
     tokenizer = train_tokenizer(sources, VOCAB, CONTEXT)
-    tokenizer.save_pretrained(out)
     kinds = documents(tokenizer, "train")
     rng = random.Random(seed)
-    mixed = rows(kinds, {"library": 1.5, "tests": 0.5, "chat": 1.5}, rng)
-    final = rows(kinds, {"library": 0.5, "chat": 3.0}, rng)
+    mixed = sequences(kinds, {"library": 1.5, "tests": 0.5, "chat": 1.5}, rng)
+    final = sequences(kinds, {"library": 0.5, "chat": 3.0}, rng)
     print({kind: sum(map(len, docs)) for kind, docs in kinds.items()}, len(mixed) // BATCH, len(final) // BATCH)
-    decay_from = int(steps * STABLE)
 
     model = LlamaForCausalLM(config(tokenizer))
     for name, parameter in model.named_parameters():  # residual branches start small in a deep model
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.data /= math.sqrt(2 * model.config.num_hidden_layers)
-    decayed = [p for p in model.parameters() if p.ndim == 2]
-    other = [p for p in model.parameters() if p.ndim != 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}],
-        betas=(0.9, 0.95),
-        fused=True,
-    )
+    optimizer = OptimizerSettings(PEAK_LR, weight_decay=0.1).build(model)  # AdamW, betas 0.9 and 0.95
     state_path, first = out.parent / "state.pt", 0
     if state_path.exists():
         state = torch.load(state_path, weights_only=True)
@@ -86,7 +78,8 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
     forward = torch.compile(model.model) if compile_model else model.model
-    bar, started = tqdm(range(first, steps), initial=first, total=steps), time.time()
+    decay_from = int(steps * STABLE)
+    bar = tqdm(range(first, steps), initial=first, total=steps, unit="token", unit_scale=BATCH * SEQUENCE_LENGTH)
     for step in bar:
         stage, offset = (mixed, step) if step < decay_from else (final, step - decay_from)
         batch = torch.tensor([stage[(offset * BATCH + i) % len(stage)] for i in range(BATCH)])
@@ -99,15 +92,14 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        rate = (step + 1 - first) * BATCH * ROW / (time.time() - started)
-        bar.set_postfix(loss=f"{loss.item():.3f}", tokens=f"{rate:.0f}/s")
+        bar.set_postfix(loss=f"{loss.item():.3f}")
         if (step + 1) % 100 == 0 or step + 1 == steps:
-            temporary = state_path.with_suffix(".tmp")
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, temporary)
-            temporary.rename(state_path)
-            half = LlamaForCausalLM(model.config).bfloat16()
-            half.load_state_dict(model.state_dict())
-            half.save_pretrained(out)
+            with atomic_file(state_path) as temporary:
+                states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+                torch.save(states, temporary)
+            with atomic_directory(out) as temporary:
+                copy.deepcopy(model).bfloat16().save_pretrained(temporary)
+                tokenizer.save_pretrained(temporary)
     write_card(out, steps)
 
 

@@ -1,66 +1,40 @@
-"""The recipe's parts: the corpus keeps to its split, the tokenizer is lossless, the target that ships is whole."""
-
-import random
+"""The recipe learns, resumes where it was, and describes the target that ships."""
 
 import pytest
 import torch
 
 from specdraft.data.sources import stdlib
-from specdraft.data.sources.base import SPLITS
-from specdraft.embedded.corpus import ROW, documents, rows
-from specdraft.embedded.recipe import PEAK_LR, config, learning_rate
-from specdraft.embedded.tokenizer import train_tokenizer
+from specdraft.embedded import recipe
+from specdraft.embedded.recipe import PEAK_LR, config, learning_rate, train
 from specdraft.targets import Target
-
-SOURCE = '''def add(a, b):
-    """Add two numbers."""
-    total = a + b
-    return total
-'''
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([SOURCE] * 50, vocab_size=300, context=64)
-
-
-def test_any_text_survives_the_tokenizer(tokenizer):
-    for text in (SOURCE, "\tx = 'äöü 漢字 \U0001f600'\r\n\n\n        return 12345678\n", "<|end|> as text"):
-        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_the_template_marks_the_answer_and_its_end(tokenizer):
-    messages = [{"role": "user", "content": "def f():"}, {"role": "assistant", "content": "    return 1"}]
-    encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-    answer = [token for token, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mask]
-    assert tokenizer.decode(answer) == "    return 1<|end|>"
-    prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
-    assert encoded["input_ids"][: len(prompt)] == prompt
-
-
-def test_documents_keep_to_their_split(tokenizer, monkeypatch):
-    paths = [f"module_{index}.py" for index in range(60)] + ["test/test_all.py"]
-    monkeypatch.setattr(stdlib, "files", lambda: paths)
-    monkeypatch.setattr(stdlib, "read", lambda path: f"# {path}\n{SOURCE}")
-    for split in SPLITS:
-        kinds = documents(tokenizer, split)
-        expected = [path for path in paths if stdlib.split_of(path) == split]
-        texts = [tokenizer.decode(ids) for ids in kinds["library"] + kinds["tests"]]
-        assert sorted(texts) == sorted(f"<|begin|># {path}\n{SOURCE}" for path in expected)
-        assert len(kinds["chat"]) == len(expected)
-
-
-def test_rows_hold_whole_repeats_and_a_sample(monkeypatch):
-    kinds = {"library": [[1] * ROW] * 4, "chat": [[2] * ROW] * 4}
-    made = rows(kinds, {"library": 1.5, "chat": 2.0}, random.Random(0))
-    assert len(made) == 6 + 8 and all(len(row) == ROW for row in made)
-    assert sum(row[0] == 1 for row in made) == 6
+from tests.embedded.common import SOURCE
 
 
 def test_the_learning_rate_warms_up_stays_and_falls():
     rates = [learning_rate(step, 1000) for step in range(1000)]
     assert rates[0] < rates[30] < rates[59] == PEAK_LR == rates[640]
     assert rates[650:] == sorted(rates[650:], reverse=True) and rates[-1] == pytest.approx(0.02 * PEAK_LR)
+
+
+def test_a_run_writes_the_target_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    files = [f"module_{index}.py" for index in range(60)] + [f"test/test_{index}.py" for index in range(4)]
+    monkeypatch.setattr(stdlib, "files", lambda: files)
+    monkeypatch.setattr(stdlib, "read", lambda path: f"# {path}\n{SOURCE * 4}")
+    monkeypatch.setattr(recipe, "VOCAB", 300)
+    monkeypatch.setattr(recipe, "BATCH", 2)
+    cards = []
+    monkeypatch.setattr(recipe, "write_card", lambda out, steps: cards.append((out, steps)))
+    out = tmp_path / "target"
+    train(out, steps=2, compile_model=False)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["step"] == 2
+    written = Target.load(str(out), dtype="float32", device="cpu")
+    assert written.vocab_size == 300 and written.tokenizer.chat_template
+    embedding = written.model.get_input_embeddings().weight
+    assert torch.equal(embedding, state["model"]["model.embed_tokens.weight"].bfloat16().float())
+    train(out, steps=3, compile_model=False)
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 3
+    assert cards == [(out, 2), (out, 3)] and sorted(path.name for path in tmp_path.iterdir()) == ["state.pt", "target"]
 
 
 def test_the_target_that_ships_is_what_the_recipe_builds():

@@ -1,0 +1,68 @@
+"""``python -m specdraft.doctor`` from a checkpoint to its report."""
+
+import sys
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from specdraft.commands.doctor import main
+from specdraft.drafters.checkpoint import save_drafter
+from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.embedded.tokenizer import train_tokenizer
+from specdraft.targets import Target
+from tests.fakes import tiny_llama
+
+
+@pytest.fixture
+def doctor(monkeypatch, capsys):
+    """doctor(settings...) -> exit status, standard output, standard error."""
+
+    def run(*settings: str) -> tuple[int, str, str]:
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", ["doctor", *settings])
+        try:
+            main()
+        except SystemExit as ended:
+            return (ended.code, *capsys.readouterr())
+        return (0, *capsys.readouterr())
+
+    return run
+
+
+def test_a_checkpoint_names_its_target_and_faults_set_the_exit_status(doctor, tmp_path):
+    tokenizer = train_tokenizer(["def add(a, b): return a + b"] * 9, 300, 96)
+    tokenizer.save_pretrained(tmp_path / "target")
+    tiny_llama(300).save_pretrained(tmp_path / "target")
+    target = Target.load(str(tmp_path / "target"), device="cpu")
+    drafter = save_drafter(PromptLookup(), tmp_path / "drafter", target.identity)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def add(a, b):"}\n')
+    settings = [f"checkpoint={drafter}", f"traffic={tmp_path / 'prompts.jsonl'}", "max_new_tokens=16"]
+    settings += ["target.device=cpu"]
+    status, report, said = doctor(*settings)
+    assert status == 0, said
+    report = " ".join(report.split())
+    assert "with the same weights" in report and "acceptance length" in report and "0 fault(s) in 4 checks" in report
+    status, report, _ = doctor(*settings, "serving.max_model_len=1000", f"target.name={tmp_path / 'target'}")
+    assert status == 0  # prompt lookup knows no longest context
+
+    tiny_llama(300, seed=1).save_pretrained(tmp_path / "target")
+    status, report, _ = doctor(*settings)
+    assert status == 1 and "FAULT  target" in report and "1 fault(s)" in report
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "checkpoint= is missing"),
+        (["checkpoint=nowhere"], "there is no drafter checkpoint at nowhere"),
+    ],
+)
+def test_bad_input(doctor, settings, said):
+    status, _, error = doctor(*settings)
+    assert status == 2 and said in error
+
+
+def test_an_export_names_no_target(doctor, tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    status, _, error = doctor(f"checkpoint={tmp_path}")
+    assert status == 2 and "names no target: expected target.name=..." in error

@@ -1,0 +1,81 @@
+"""Faults that the files alone show, each planted in a sound head and found by its name."""
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from specdraft.doctor import Level, LoadedDrafter, Serving, run_checks
+from specdraft.embedded.tokenizer import train_tokenizer
+from specdraft.errors import UserError
+from specdraft.targets import Target
+from tests.doctor.common import LAYERS, QUESTIONS, VOCAB, faults
+
+
+def test_other_layers_for_one_engine_than_for_the_other(found):
+    planted = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(LAYERS), "use_aux_hidden_state": True}}
+    assert faults(found(planted)) == {"layer numbering"}
+
+
+def test_rope(found):
+    assert "rope" in faults(found({"rope_theta": 500.0}))
+
+
+def test_context_length(found):
+    assert faults(found({"max_position_embeddings": 64})) == {"context length"}
+
+
+def test_contexts_longer_than_trained(target, prompts, run):
+    findings = run_checks(LoadedDrafter.load(run, target), prompts, Serving(max_model_len=200), 32)
+    assert findings["context length"].level is Level.NOTE
+    assert "sequences of 128 tokens, served up to 200" in findings["context length"].sentence
+
+
+def test_a_d2t_of_another_training(found):
+    """It is sound in itself, but belongs to another lm_head."""
+
+    def other(tensors):
+        ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:200].sort().values
+        tensors["d2t"] = ids - torch.arange(200)
+        tensors["t2d"] = torch.isin(torch.arange(VOCAB), ids)
+
+    assert "d2t" in faults(found(tensors=other))
+
+
+def test_absolute_ids_in_d2t_are_refused_by_name(found):
+    def absolute(tensors):
+        tensors["d2t"] = tensors["d2t"] + torch.arange(200)
+
+    with pytest.raises(UserError, match="d2t"):
+        found(tensors=absolute)
+
+
+def test_dtype(found):
+    def large(tensors):
+        tensors["fc.weight"][0, 0] = 1e6
+
+    assert {"dtype", "rounding"} <= faults(found(tensors=large, dtype="float16"))
+    assert "dtype" not in faults(found(tensors=large, dtype="bfloat16"))
+    with pytest.raises(UserError, match=r"serving\.dtype"):
+        found(dtype="int8")
+
+
+def test_chat_template_and_target(target, prompts, run, tmp_path):
+    other = train_tokenizer(QUESTIONS, VOCAB, 256)
+    other.chat_template += " "
+    other.save_pretrained(tmp_path / "tokenizer")
+    serving = Serving(tokenizer=str(tmp_path / "tokenizer"))
+    assert faults(run_checks(LoadedDrafter.load(run, target), prompts, serving, 32)) == {"chat template"}
+    changed = Target.from_model(LlamaForCausalLM(target.model.config), tokenizer=target.tokenizer)
+    assert "target" in faults(run_checks(LoadedDrafter.load(run, changed), prompts, Serving(), 32))
+
+
+def test_no_chat_template(plain, prompts, run):
+    """Lone texts need none: it is a note if none is recorded of the training, a fault if one is."""
+    trained = LoadedDrafter.load(run, plain)
+    for loaded, level, said in (
+        (LoadedDrafter(trained.drafter, plain), Level.NOTE, "the tokenizer has none, so prompts are plain text"),
+        (trained, Level.FAULT, "served with no template, trained with"),
+    ):
+        findings = run_checks(loaded, prompts, Serving(), 32)
+        assert findings["chat template"].level is level and said in findings["chat template"].sentence
+        assert "layers" in findings

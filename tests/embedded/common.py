@@ -1,0 +1,7 @@
+"""A source file to read."""
+
+SOURCE = '''def add(a, b):
+    """Add two numbers."""
+    total = a + b
+    return total
+'''
