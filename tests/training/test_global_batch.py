@@ -32,9 +32,9 @@ def test_uneven_parts_add_up_to_the_gradient_of_the_whole(family, target):
         return torch.autograd.grad(value, trained)
 
     whole = loss(rows)
-    totals = drafter.count_rows(rows).double().tolist()
+    totals = drafter.count_supervised(rows).double().tolist()
     parts = [part(rows, *ends) for ends in ((0, 2), (2, 3), (3, 10))]  # the second has nothing to learn
-    assert drafter.count_rows(parts[1]).sum() == 0
+    assert drafter.count_supervised(parts[1]).sum() == 0
     losses = [loss(each, totals) for each in parts]
     torch.testing.assert_close(sum(losses), whole)
     for together, alone in zip(zip(*map(gradient, losses), strict=True), gradient(whole), strict=True):
