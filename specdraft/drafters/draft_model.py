@@ -115,7 +115,8 @@ class DraftModel(BatchDrafter):
           (numbers from 0; or how many, evenly spaced from the first to the last).
         - scratch: random weights in the target's architecture, with other entries of its configuration where
           ``shape`` names them (default: a quarter of the layers).
-        - checkpoint: a sibling, a local directory or hub id with its tokenizer, adapted by ``lora`` if given.
+        - checkpoint: a sibling, a local directory or hub id with its tokenizer, adapted by ``lora`` if given. On the
+          meta device its configuration is ``shape``, if given, so that a plan needs no hub.
 
         Raises UserError for a pruned vocabulary, bad options, and a sibling of another vocabulary.
         """

@@ -1,9 +1,9 @@
-"""A conversation whose assistant is the target: each of its turns is answered anew, from the answers so far.
+"""A conversation whose assistant is the target: each of its turns is answered again, from the answers so far.
 
-This is what serving does. The next prompt is the chat template's rendering of the words that were answered, so whatever
-the template drops of earlier turns, reasoning above all, the next prompt lacks as well. Words of users, systems and
-tools are kept. So are assistant's turns that call tools, where something follows them: the result that comes next
-answers that call and no other.
+This is what serving does. The next prompt is the chat template's rendering of the answers in words, so whatever the
+template drops of earlier turns, reasoning above all, is not in the next prompt either. Turns of users, systems and
+tools are kept. So are the assistant's turns that call tools, where something follows them: the result that comes next
+belongs to that call.
 """
 
 import hashlib
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 
 
-class Record(NamedTuple):
+class Outcome(NamedTuple):
     """What became of a conversation.
 
-    ``examples``: token ids with the (start, end) of each answer in them. ``shortened``: whether a turn after the first
-    had no room, which ended it. ``unfinished``: answers that max_new_tokens cut. ``refused``: why the chat template
-    did not take the conversation, which ended it as well; empty if it did.
+    ``examples``: token ids with the (start, end) of each answer in them. Three things end a conversation early.
+    ``shortened``: a turn after the first had no room. ``unfinished``: ``max_new_tokens`` cut the last answer;
+    ``dropped`` turns of the assistant would have followed it. ``refused``: why the chat template did not take the next
+    turn, empty if it did.
     """
 
     id: str
     examples: list[tuple[Ids, list[Span]]]
     shortened: bool
-    unfinished: int
+    unfinished: bool
+    dropped: int
     refused: str = ""
 
     @property
@@ -58,8 +60,8 @@ class Dialogue:
         self._prompt: Ids = []
         self._turns = 0
         self._examples: list[tuple[Ids, list[Span]]] = []
-        self._shortened = False
-        self._unfinished = 0
+        self._shortened = self._unfinished = False
+        self._dropped = 0
         self._refused = ""
 
     def request(self) -> Request | None:
@@ -85,7 +87,11 @@ class Dialogue:
         return Request(self._prompt, tuple(self._said), self.conversation.tools, temperature, self._seed())
 
     def take(self, answer: Ids) -> None:
-        """The ids that the target answered the last request with. None at all end the conversation."""
+        """The ids that the target answered the last request with.
+
+        None at all end the conversation, and so does an answer without an end mark: nobody asks on behind half a
+        sentence. It is learned as it is, without an end mark.
+        """
         if not answer:
             self._end_early()
             return
@@ -96,12 +102,18 @@ class Dialogue:
         if self._examples and prompt[: len(self._examples[-1][0])] == self._examples[-1][0]:
             spans = [*self._examples.pop()[1], *spans]
         self._examples.append((whole, spans))
-        self._unfinished += answer[-1] not in self.target.eos_token_ids
         self._said.append(_reply(self.target, answer))
+        if answer[-1] not in self.target.eos_token_ids:
+            self._unfinished = True
+            while self._rest:
+                self._dropped += _is_asked(self._rest)
+                self._rest.popleft()
 
-    def record(self) -> Record:
+    def outcome(self) -> Outcome:
         """What became of the conversation."""
-        return Record(self.conversation.id, self._examples, self._shortened, self._unfinished, self._refused)
+        return Outcome(
+            self.conversation.id, self._examples, self._shortened, self._unfinished, self._dropped, self._refused
+        )
 
     def _end_early(self) -> None:
         self._rest.clear()
@@ -112,12 +124,12 @@ class Dialogue:
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
-def answered_messages(conversation: Conversation, record: Record, target: "Target") -> list[dict[str, Any]]:
+def answered_messages(conversation: Conversation, outcome: Outcome, target: "Target") -> list[dict[str, Any]]:
     """The conversation with the target's words in the place of the assistant's, as far as it was answered.
 
     A document becomes one turn of the assistant's: its continuation.
     """
-    answers, rest = deque(record.answers), _turns(conversation)
+    answers, rest = deque(outcome.answers), _turns(conversation)
     said: list[dict[str, Any]] = []
     while answers:
         asked, message = _is_asked(rest), rest.popleft()

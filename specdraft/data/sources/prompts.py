@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdraft.data.sources.base import Message, PythonStdlib
+from specdraft.data.sources.base import Message
+from specdraft.data.sources.records import Record, read_lines
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import prompt_ids
 from specdraft.errors import UserError
+from specdraft.text import shorten
 
 STDLIB = "python-stdlib"
 STDLIB_LIMIT = 40
@@ -118,32 +121,25 @@ def _stdlib_prompts(limit: int) -> list[Prompt]:
 
 def _read_jsonl(path: Path) -> list[Prompt]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        prompts = [_prompt(record) for record in read_lines(path)]
     except FileNotFoundError:
         raise UserError(f"the prompts file {path} does not exist: check the path of benchmark=") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"the prompts file {path} is not UTF-8 text ({error.reason}): expected JSON Lines") from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise UserError(f"the prompts file {path} cannot be read ({error}): expected JSON Lines") from error
-    # Not splitlines(): JSON strings may hold U+2028 and its like unescaped.
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if not lines:
+    except OSError as error:
+        raise UserError(f"the prompts file {path} cannot be read ({error.strerror}): expected JSON Lines") from error
+    if not prompts:
         raise UserError(f"the prompts file {path} is empty: expected one JSON object a line with {_FORMS}")
-    return [_parse(line, f"{path}:{number}", number) for number, line in lines]
+    return prompts
 
 
-def _parse(line: str, origin: str, number: int) -> Prompt:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin} is not JSON ({error}): expected an object with {_FORMS}") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{origin} is a JSON {type(record).__name__}: expected an object with {_FORMS}")
-    forms = [form for form in ("prompt", "messages", "turns") if form in record]
+def _prompt(record: Record) -> Prompt:
+    origin, fields = record.origin, record.fields
+    if record.error:
+        raise UserError(f"{origin} is {record.error}: expected an object with {_FORMS}")
+    forms = [form for form in ("prompt", "messages", "turns") if form in fields]
     if len(forms) != 1:
-        found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(record)}"
+        found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(fields)}"
         raise UserError(f"{origin} {found}: expected exactly {_FORMS}")
-    value = record[forms[0]]
+    value = fields[forms[0]]
     opening: tuple[Message, ...]
     follow_ups: tuple[str, ...] = ()
     if forms[0] == "prompt":
@@ -156,8 +152,8 @@ def _parse(line: str, origin: str, number: int) -> Prompt:
         opening, follow_ups = (_user(value[0]),), tuple(value[1:])
     else:
         opening = _messages(value, origin)
-    identity = record.get("id", record.get("question_id", number))
-    return Prompt(str(identity), str(record.get("category") or "uncategorized"), opening, follow_ups, origin)
+    identity = fields.get("id", fields.get("question_id", record.line.number if record.line else ""))
+    return Prompt(str(identity), str(fields.get("category") or "uncategorized"), opening, follow_ups, origin)
 
 
 def _messages(value: Any, origin: str) -> tuple[Message, ...]:
@@ -188,5 +184,4 @@ def _is_text(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shorten(json.dumps(value, ensure_ascii=False))

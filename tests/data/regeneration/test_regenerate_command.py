@@ -1,6 +1,7 @@
 """``python -m specdraft.data.regenerate`` and the training that finds its answers take the same overrides."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def test_training_finds_what_the_command_answered(
     main()
     said = capsys.readouterr().out
     assert "train: 9 conversations" in said and "validation: 3 conversations" in said and str(output) in said
+    cut = [int(number) for number in re.findall(r"(\d+) end at an answer that was cut", said)]
     rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert cut == [sum("cut" in row for row in rows if row["split"] == split) for split in ("train", "validation")]
+    assert sum(cut) > 0
     assert [row["split"] for row in rows] == ["train"] * 9 + ["validation"] * 3
     for row in rows:
         roles = [message["role"] for message in row["messages"]]

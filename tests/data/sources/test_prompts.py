@@ -44,7 +44,7 @@ def test_line_separators_inside_strings(tmp_path):
     ("line", "said"),
     [
         ('{"prompt": "x"', "is not JSON"),
-        ("[1, 2]", "is a JSON list"),
+        ("[1, 2]", "is not a JSON object"),
         ('{"text": "x"}', "has only the keys ['text']"),
         ('{"prompt": "x", "turns": ["y"]}', "has prompt and turns"),
         ('{"prompt": 3}', '"prompt" is 3'),
