@@ -4,7 +4,7 @@ B = requests decoded side by side, n = tokens read in a pass, d = head size.
 
 transformers' dynamic cache copies all keys and values at every token; here each layer writes into a buffer that
 doubles when full and hands out views, so that a step costs what it writes, and rolling back costs nothing. The rows of
-a batch may have different lengths: each writes behind its own end.
+a batch may have different lengths: each writes after its own end.
 """
 
 from collections.abc import Sequence
@@ -94,9 +94,9 @@ class RewindableCache(Cache):
         self.keep(0, length, ())
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep of a row its first ``length`` tokens and of those behind them the ascending offsets ``path``.
+        """Keep of a row its first ``length`` tokens and of those after them the ascending offsets ``path``.
 
-        That is what verifying a tree leaves behind: the accepted nodes move up to where the text goes on.
+        That is what verifying a tree leaves: the accepted nodes move up to where the text goes on.
         """
         chosen = None
         if list(path) != list(range(len(path))):  # a chain's nodes already lie where they belong

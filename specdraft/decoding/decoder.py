@@ -1,6 +1,6 @@
 """The decode loop: one loop for plain decoding and for drafting, for one request and for many side by side.
 
-Each round: the drafter proposes a tree behind the last emitted token of every request, the target reads all of them in
+Each round: the drafter proposes a tree after the last emitted token of every request, the target reads all of them in
 one pass, the rule accepts a path and adds one token of the target's own. What was rejected is taken back from the
 target's cache. Requests accept different numbers of tokens, so the cache's rows are ragged; a request that ends makes
 room for the next one.

@@ -24,6 +24,11 @@ def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else float("nan")
 
 
+def acceptance_length(accepted: int, rounds: int) -> float:
+    """Tau of so many rounds, in which so many drafted tokens were accepted; NaN without a round."""
+    return 1.0 + _ratio(accepted, rounds)
+
+
 @dataclass
 class AcceptanceCounts:
     """Sums over rounds for drafts of up to ``num_draft_tokens`` tokens; lists are indexed by position - 1."""
@@ -69,7 +74,7 @@ class AcceptanceCounts:
     @property
     def acceptance_length(self) -> float:
         """tau, weighted by tokens: every round counts alike."""
-        return 1.0 + _ratio(self.accepted, self.rounds)
+        return acceptance_length(self.accepted, self.rounds)
 
     @property
     def draft_acceptance_rate(self) -> float:

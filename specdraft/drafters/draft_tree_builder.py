@@ -2,8 +2,8 @@
 
 m = nodes of a level, D = nodes read so far, N = drafted nodes, Vd / V = draft / target vocabulary.
 
-A drafter gives the logits behind the last emitted token, and a function that reads a level of nodes and returns the
-logits behind each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way.
+A drafter gives the logits after the last emitted token, and a function that reads a level of nodes and returns the
+logits after each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way.
 
 A growing draft is a generator that yields the level to be read next and is sent its logits, so that the drafts of
 several requests can grow in step and be read in one pass.
@@ -35,10 +35,10 @@ class Level(NamedTuple):
 
 
 Expand = Callable[[Level], Tensor]
-"""Reads a level and returns the logits ``[m, Vd]`` behind each of its nodes."""
+"""Reads a level and returns the logits ``[m, Vd]`` after each of its nodes."""
 
 ExpandBatch = Callable[[Mapping[int, Level]], Sequence[Tensor]]
-"""Reads a level of each of several drafts, by the draft's number, and returns the logits behind the nodes of each."""
+"""Reads a level of each of several drafts, by the draft's number, and returns the logits after the nodes of each."""
 
 Growth = Generator[Level, Tensor, DraftTree]
 
@@ -66,7 +66,7 @@ def grow(
     generator: torch.Generator | None,
     vocabulary: Vocabulary,
 ) -> DraftTree:
-    """Grow a draft of this shape; ``logits [1, Vd]`` are those behind the last emitted token."""
+    """Grow a draft of this shape; ``logits [1, Vd]`` are those after the last emitted token."""
     return grow_batch(logits, lambda levels: [expand(levels[0])], [shape], sampling, [generator], vocabulary)[0]
 
 
@@ -91,10 +91,10 @@ def grow_batch(
     drafts: dict[int, DraftTree] = {}
     levels: dict[int, Level] = {}
 
-    def resume(number: int, behind: Tensor | None) -> None:
+    def resume(number: int, logits: Tensor | None) -> None:
         try:
             # A generator that has not begun takes nothing but None.
-            levels[number] = next(growing[number]) if behind is None else growing[number].send(behind)
+            levels[number] = next(growing[number]) if logits is None else growing[number].send(logits)
         except StopIteration as finished:
             drafts[number] = finished.value
 
@@ -102,8 +102,8 @@ def grow_batch(
         resume(number, None)
     while levels:
         read, levels = levels, {}
-        for number, behind in zip(read, expand(read), strict=True):
-            resume(number, behind)
+        for number, after in zip(read, expand(read), strict=True):
+            resume(number, after)
     return [drafts[number] for number in range(len(growing))]
 
 

@@ -83,7 +83,7 @@ class Step:
 
 
 class FrozenHead(NamedTuple):
-    """A projection that is not learnt and may be more than a matrix, such as a target's own head with its soft-cap:
+    """A projection that is not trained and may be more than a matrix, such as a target's own head with its soft-cap:
     ``logits`` ``[c, Vd]`` of hidden states ``[c, H]``, differentiable in them."""
 
     logits: Callable[[Tensor], Tensor]
@@ -126,7 +126,7 @@ def distillation_loss(
     """Sum over steps of ``step.weight`` times the mean divergence of its rows; differentiable in the steps' hidden
     states and in ``weight [Vd, H]``, or in one of that shape per head. What is frozen costs no gradient.
 
-    A step without rows adds zero. See ``reference.py`` for the same in a few lines.
+    A step without rows adds zero. See ``tests/losses/reference.py`` for the same in a few lines.
     """
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
     zero = torch.zeros((), dtype=_accumulator(steps[0].hidden), device=steps[0].hidden.device)

@@ -36,7 +36,6 @@ ACCEPTED = Path(__file__).with_name("accepted.toml")
 TESTS = {
     "specdraft.losses.divergence": ["tests/losses"],
     "specdraft.losses.chunked": ["tests/losses"],
-    "specdraft.losses.reference": ["tests/losses"],
     "specdraft.decoding.rules": [
         "tests/decoding/test_rules.py",
         "tests/decoding/test_rules_trees.py",
