@@ -38,7 +38,7 @@ class Distribution(NamedTuple):
     label: Tensor | None = None
 
     def at(self, index: Tensor) -> "Distribution":
-        """Only the rows ``index [n]``."""
+        """Only the positions ``index [n]``."""
         return Distribution._make(None if field is None else field[index] for field in self)
 
 

@@ -17,7 +17,7 @@ from specdraft.errors import UserError
 
 @contextmanager
 def gathered(parameters: Iterable[nn.Parameter], written: bool = False) -> Iterator[None]:
-    """While it lasts, those that are sharded over the ranks are whole; ``written``: what rank 0 writes into them is kept.
+    """While it lasts, sharded ones are whole on every rank; ``written``: what rank 0 writes into them is kept.
 
     Every rank must come here.
     """
@@ -34,14 +34,14 @@ def gathered(parameters: Iterable[nn.Parameter], written: bool = False) -> Itera
 def load_partitioned(load: Callable[[], tuple[Any, Any]], dtype: torch.dtype) -> tuple[Any, Any, Any]:
     """The model and tokenizer that ``load`` makes with ``from_pretrained``, and the engine that runs the layers.
 
-    No rank ever holds the whole: each weight is sharded as it is made, and filled as it is read. Raises UserError unless
-    the ranks are there already.
+    No rank ever holds the whole: each weight is sharded as it is made, and filled as it is read. Raises UserError
+    unless the ranks are there already.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name not in os.environ]
     if missing:
         raise UserError(
-            f"target.placement=zero3 shards the target over ranks, but {missing[0]} is not set: expected ranks that are "
-            "there before it is loaded; start them with torchrun --nproc_per_node=N train.py ..."
+            f"target.placement=zero3 shards the target over ranks, but {missing[0]} is not set: expected ranks that "
+            "are there before it is loaded; start them with torchrun --nproc_per_node=N train.py ..."
         )
     on_gpu = torch.cuda.is_available()
     if not on_gpu:

@@ -29,7 +29,7 @@ def test_answers_are_chosen_within_their_documents(packed):
     starts = {key: set() for key in answers}
     for seed in range(200):
         spans = on_policy.choose(packed, 1.0, generator(seed))
-        assert {(span.row, span.begin) for span in spans} == answers.keys()
+        assert {(span.sequence, span.begin) for span in spans} == answers.keys()
         for row, begin, start, end in spans:
             assert any(first <= start < last == end for first, last in answers[row, begin])
             starts[row, begin].add(start)
