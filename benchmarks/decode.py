@@ -8,6 +8,8 @@ The draft model (``train.py model=draft``) drafts in our loop and, exported, in 
 once K tokens a round as we do, and once by its own default schedule. The head is any other drafter.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import itertools
 import statistics

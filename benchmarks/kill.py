@@ -5,6 +5,8 @@ moments: while it starts, trains or saves. Each process resumes what ``resume=au
 core.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import multiprocessing
 import random

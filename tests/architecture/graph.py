@@ -12,8 +12,7 @@ PACKAGE = REPOSITORY / "specdraft"
 # The ground floor first. What shares a floor stands side by side: neither imports the other.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "text"),
-    ("files", "tensors", "redaction", "http_client"),
-    ("explanation",),
+    ("explanation", "files", "http_client", "redaction", "tensors"),
     ("entry",),
     ("losses", "decoding"),
     ("targets",),

@@ -17,7 +17,6 @@ from specdraft.errors import UserError
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance, Measurement
 from specdraft.training.checkpoints.file import CheckpointFile
 from specdraft.training.fit import copy_best_from_resumed
-from specdraft.training.schedule import OptimizerSettings
 
 
 def test_trains_logs_and_keeps_the_target_out(make_run, tmp_path):
@@ -223,13 +222,3 @@ def test_a_clock_that_goes_backwards_breaks_no_curve(make_run, tmp_path, monkeyp
     names = ("train/tokens_per_second", "live_acceptance_seconds")
     rates = [float(row[name]) for row in rows for name in names if row[name]]
     assert len(rates) == 6 and all(rate > 0 for rate in rates)
-
-
-def test_schedule_warms_up_and_decays():
-    settings = OptimizerSettings(warmup_steps=0.1, final_ratio=0.05)
-    ratios = [settings.ratio(step, 100) for step in range(100)]
-    assert ratios[0] == pytest.approx(0.1) and max(ratios) == pytest.approx(1.0, abs=1e-3)
-    assert ratios.index(max(ratios)) == 9 and ratios[-1] == pytest.approx(0.05)
-    assert OptimizerSettings(warmup_steps=5).ratio(1, 100) == pytest.approx(0.4)
-    with pytest.raises(UserError, match="learning_rate"):
-        OptimizerSettings(learning_rate=0)

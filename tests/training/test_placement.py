@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 
 from specdraft.data.regeneration import RegenerationSettings, Request
@@ -13,8 +12,6 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.training.preflight import check_settings
-from specdraft.training.schedule import OptimizerSettings
-from specdraft.training.strategies import deepspeed, offloads_optimizer
 from specdraft.training.summary import explain_sizes
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -48,17 +45,6 @@ def test_a_cut_target_neither_evaluates_nor_regenerates(target, monkeypatch):
     monkeypatch.setattr(target, "engine", object())
     with pytest.raises(UserError, match="placement=zero3 does not regenerate"):
         list(InProcess().answers(target, [Request([5, 6], (), (), 0.0, 0)], RegenerationSettings(max_new_tokens=4)))
-
-
-def test_optimizers(target):
-    module = torch.nn.Linear(2, 2)
-    sgd = OptimizerSettings(name="sgd", beta1=0.0).build(module)
-    assert type(sgd) is torch.optim.SGD and len(sgd.param_groups) == 2
-    with pytest.raises(UserError, match="expected adamw or sgd"):
-        OptimizerSettings(name="lion")
-    with pytest.raises(UserError, match="expected adamw with strategy"):
-        OptimizerSettings(name="sgd").build(module, offloaded=True)
-    assert offloads_optimizer(deepspeed(2, offload_optimizer=True)) and not offloads_optimizer(deepspeed(3))
 
 
 def test_sizes_are_explained(target, tmp_path):

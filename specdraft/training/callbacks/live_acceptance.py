@@ -157,6 +157,7 @@ class LiveAcceptance(Callback):
             self.best, self.best_step = length, step
             if trainer.is_global_zero:
                 training = {"step": step, "live_acceptance_length": self.best} | module.about.get("training", {})
+                training["live_drafting"] = "greedy" if self.sampling.greedy else "sampled"
                 save_drafter(drafter, self.directory, module.target.identity, module.about | {"training": training})
 
     def _decode(self, trainer: Trainer, module: "DrafterModule", drafter: Drafter) -> Measurement | None:

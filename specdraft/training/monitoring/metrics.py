@@ -1,4 +1,4 @@
-"""Metrics as sums and totals: added over batches, summed over ranks, divided once.
+"""What is logged: sums and totals, added over batches, summed over ranks, divided once; and what the machine does.
 
 A mean of means is wrong as soon as batches or ranks hold different numbers of supervised positions.
 """
@@ -6,9 +6,16 @@ A mean of means is wrong as soon as batches or ranks hold different numbers of s
 import re
 from collections.abc import Callable, Mapping
 
+import psutil
 import torch
+from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor
 
+from specdraft.drafters.base import Drafter
+from specdraft.targets import Target
+from specdraft.training.planning import costs
+
+_GIB = 2.0**30
 _STEP = re.compile(r"step_(\d+)/(\w+)_sum")
 
 
@@ -63,4 +70,29 @@ def ratios(counts: Mapping[str, float]) -> dict[str, float]:
             survival += [value / total] if step[2] == "match" else []
     if survival:
         values["teacher_forced_acceptance_length"] = 1.0 + sum(survival)
+    return values
+
+
+def flops_per_token(target: Target, drafter: Drafter, row_length: int, stored: bool) -> float:
+    """FLOPs of a training step per token, by the formulas of ``plan=true``: every position counts as supervised.
+
+    With ``stored`` hidden states the target reads nothing. Counted before a strategy cuts parameters into pieces.
+    """
+    reading = 0.0 if stored else costs.target_forward_flops(costs.target_sizes(target.model, target.config), row_length)
+    return reading + sum(drafter.training_flops(row_length))
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Dense peak of ``device`` in FLOP/s for a ``trainer.precision``; None where nobody knows it, as on any CPU."""
+    dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "16" in precision else torch.float32
+    flops = get_available_flops(device, dtype)
+    return None if flops is None else float(flops)
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """GiB: what this process holds now, and the most that was allocated on its GPU since the last call."""
+    values = {"memory_resident_gib": psutil.Process().memory_info().rss / _GIB}
+    if device.type == "cuda":
+        values["memory_gpu_peak_gib"] = torch.cuda.max_memory_allocated(device) / _GIB
+        torch.cuda.reset_peak_memory_stats(device)
     return values

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specdraft.training.monitoring.counting import Counts, ratios
+from specdraft.training.monitoring.metrics import Counts, ratios
 
 
 def test_sums_are_divided_once_over_batches_and_ranks():

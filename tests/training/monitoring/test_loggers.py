@@ -21,7 +21,7 @@ from specdraft.commands.dashboard import build_workspace
 from specdraft.errors import UserError
 from specdraft.training.callbacks.checkpoint import RunCheckpoint
 from specdraft.training.planning.plan import find_architecture, make_plan
-from tests import test_train_cli as cli
+from tests.commands import test_train as cli
 
 world, arguments, train = cli.world, cli.arguments, cli.train
 PEAK = 1e12

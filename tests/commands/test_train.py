@@ -22,7 +22,7 @@ from specdraft.data.sources import stdlib
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 FUNCTION = '''
 def add_{i}(a, b):
