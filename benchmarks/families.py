@@ -111,7 +111,7 @@ def rows(measured: dict[str, dict[str, Any]]) -> list[list[str]]:
                         f"{row['acceptance_length']:.2f} [{low:.2f}, {high:.2f}]",
                         f"{row['cost_ratio']:.2f}",
                         f"{row['speedup']:.2f}",
-                        {True: "yes", False: "NO", None: "–"}[row["identical_tokens"]],
+                        {True: "yes", False: "NO", None: "–"}[row["lossless"]],
                     ]
                 )
     return lines

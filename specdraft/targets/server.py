@@ -1,10 +1,10 @@
 """Hidden states from a running vLLM server, which leaves them in files that this process can open too.
 
-B = batch, T = tokens, n = tokens of a document, a = layers, L = layers of the target, H = hidden size.
+B = sequences, T = tokens in a sequence, n = tokens of a document, a = layers, L = all layers, H = hidden size.
 
 The server extracts the drafter's layers and layer L. vLLM numbers layers as we do, "after k layers", and its layer L is
-the hidden state before the final norm: the norm is applied here, by the target's own module. A packed row is sent
-document by document, as no document may see another.
+the hidden state before the final norm: the norm is applied here, by the target's own module. A packed sequence
+is sent document by document, as no document may see another.
 
 vLLM answers before it has written the file. Beside it lies a lock, which its writer holds until it is done.
 """
@@ -69,7 +69,7 @@ class Connection:
         self.model = model or client.request("GET", "/models", check=_first_model)["data"][0]["id"]
 
     def features(self, input_ids: Tensor, position_ids: Tensor) -> Features:
-        """Features of packed rows ``[B, T]``, their documents read side by side. Raises UserError."""
+        """Features of packed sequences ``[B, T]``, their documents read side by side. Raises UserError."""
         begins = (position_ids.flatten() == 0).nonzero().flatten()
         documents = [ids.tolist() for ids in input_ids.flatten().tensor_split(begins[1:])]
         by_number = dict(self.client.each(self._states, documents))

@@ -23,7 +23,7 @@ def step_totals(trainer: Trainer, drafter: Drafter, batch: Batch, batch_idx: int
     data = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector
     if not isinstance(data, DataModule):
         return None
-    step = data.step_rows(batch_idx)
+    step = data.step_batch(batch_idx)
     counts = drafter.count_rows(step)
     if counts is None:
         return None

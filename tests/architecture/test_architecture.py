@@ -42,6 +42,7 @@ def upward(graph: dict[str, set[str]]) -> list[str]:
     ]
 
 
+@moving
 def test_every_module_has_a_floor_and_every_floor_its_modules():
     rooms = {room_of(module) for module in module_files() if "." in module}
     assert rooms == {room for floor in FLOORS for room in floor}

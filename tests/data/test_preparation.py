@@ -14,10 +14,10 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.datamodule import DataModule
-from specdraft.data.packing import PackedRows, pack, pack_flat
+from specdraft.data.packing import PackedSegments, pack, pack_flat
 from specdraft.data.sources.conversations import Conversations
 from specdraft.data.sources.stdlib import PythonStdlib
-from specdraft.data.tokenization.cache import Examples, Flat, Notes, in_chunks, prepared
+from specdraft.data.tokenization.cache import Examples, Flat, Notes, cached_examples, in_chunks
 from specdraft.data.tokenization.chat import Example, example_from_words
 from specdraft.data.tokenization.tokenize import Tokenized, accepted, tokenized
 from specdraft.errors import UserError
@@ -82,9 +82,9 @@ def test_what_is_streamed_is_what_lists_in_memory_give(
     for split in ("train", "validation"):
         found = list(data.preparation.source.conversations(split))
         expected, report = pack([example_from_words(target.tokenizer, c, target.eos_token_ids) for c in found], 64)
-        assert same(data.rows[split].whole(), expected)
+        assert same(data.packed[split].whole(), expected)
         assert data.about(split).items() >= vars(report).items()
-    learned = data.rows["train"].whole()
+    learned = data.packed["train"].whole()
     assert torch.equal(
         data.response_counts,
         torch.bincount(learned.input_ids[learned.loss_mask], minlength=target.vocab_size),
@@ -103,7 +103,7 @@ def test_the_number_of_processes_changes_nothing(target: Target, library: Path, 
         made.append(data)
     for data in made[1:]:
         assert data.about("train") == made[0].about("train")
-        assert same(data.rows["train"].whole(), made[0].rows["train"].whole())
+        assert same(data.packed["train"].whole(), made[0].packed["train"].whole())
     contents = [files(tmp_path / str(n), "tokens.bin") for n in (1, 2, 3)]
     assert len({tuple(file.read_bytes() for file in found) for found in contents}) == 1
 
@@ -144,41 +144,41 @@ def test_a_killed_process_is_reported(library: Path) -> None:
 
 def some(folder: Path, decisive: Any = 0, given: list[Example] | None = None) -> Examples:
     made = [Example([5, 6, 7], [False, True, True]), Example([8], [False]), Example([9, 1], [True, True])]
-    return prepared(folder, decisive, 10, lambda notes: in_chunks(made if given is None else given, 2))
+    return cached_examples(folder, decisive, 10, lambda notes: in_chunks(made if given is None else given, 2))
 
 
 def test_examples_come_back_from_disk(tmp_path: Path) -> None:
     first = some(tmp_path)
-    assert first.tokens.tolist() == [5, ~6, ~7, 8, ~9, ~1]
-    assert first.lengths.tolist() == [3, 1, 2]
-    assert first.supervised.tolist() == [2, 0, 2]
+    assert first.flat.tokens.tolist() == [5, ~6, ~7, 8, ~9, ~1]
+    assert first.flat.lengths.tolist() == [3, 1, 2]
+    assert first.flat.supervised.tolist() == [2, 0, 2]
     assert first.counts.tolist() == [0, 1, 0, 0, 0, 0, 1, 1, 0, 1]
 
     def fail(notes: Notes) -> Iterator[Flat]:
         raise AssertionError("what is there is not made again")
 
-    again = prepared(tmp_path, 0, 10, fail)
-    assert np.array_equal(again.tokens, first.tokens)
-    assert again.checksum == first.checksum
+    again = cached_examples(tmp_path, 0, 10, fail)
+    assert np.array_equal(again.flat.tokens, first.flat.tokens)
+    assert again.fingerprint == first.fingerprint
     with pytest.raises(AssertionError):
-        prepared(tmp_path, 1, 10, fail)
-    assert len(some(tmp_path, 2, []).lengths) == 0
+        cached_examples(tmp_path, 1, 10, fail)
+    assert len(some(tmp_path, 2, []).flat.lengths) == 0
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "lengths.npy", "counts.npy", "index.json"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_damaged_examples_are_named_and_made_anew(tmp_path: Path, name: str, damage: str) -> None:
-    tokens = some(tmp_path).tokens.tolist()
+    tokens = some(tmp_path).flat.tokens.tolist()
     (file,) = tmp_path.glob(f"*/{name}")
     whole = file.read_bytes()
     if damage == "gone":
         file.unlink()
     else:
         file.write_bytes(whole[:-3] if damage == "cut" else b"?" + whole[1:])
-    with pytest.warns(UserWarning, match=f"{name} are damaged and are made anew"):
+    with pytest.warns(UserWarning, match=f"{name} are damaged and are made again"):
         again = some(tmp_path)
     assert file.read_bytes() == whole
-    assert again.tokens.tolist() == tokens
+    assert again.flat.tokens.tolist() == tokens
 
 
 def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepared(tmp_path, 0, 10, breaks)
+        cached_examples(tmp_path, 0, 10, breaks)
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
     (key,) = (path.stem for path in tmp_path.glob("*.lock"))
     left = tmp_path / f".{key}.0123.tmp"  # as a killed process leaves it
@@ -213,7 +213,7 @@ def test_a_second_run_prepares_nothing_and_other_data_is_prepared(
     with monkeypatch.context() as patch:
         patch.setattr("specdraft.data.preparation.tokenized", None)
         moved.prepare(target)
-    assert same(moved.rows["train"].whole(), first.rows["train"].whole())
+    assert same(moved.packed["train"].whole(), first.packed["train"].whole())
     assert moved.about("train") == first.about("train")
     asked = first.preparation.source.conversations("train")[3].prompt_messages[0]["content"]
     others = [
@@ -259,11 +259,11 @@ def test_a_limit_takes_the_same_conversations_whatever_else_is_read(tmp_path: Pa
 def test_rows_are_made_when_asked_for_also_in_another_process(tmp_path: Path) -> None:
     given = [Example(list(range(2, 2 + n)), [i % 3 > 0 for i in range(n)]) for n in (3, 40, 7, 2, 16, 15, 33)]
     expected, _ = pack(given, 16)
-    found = prepared(tmp_path, 0, 64, lambda notes: in_chunks(given))
-    rows, _ = pack_flat(Flat(found.tokens, found.lengths), found.supervised, 16)
+    found = cached_examples(tmp_path, 0, 64, lambda notes: in_chunks(given))
+    rows, _ = pack_flat(found.flat, 16)
     assert same(rows.whole(), expected)
     order = [3, 0, 3, 1]
-    sent: PackedRows = pickle.loads(pickle.dumps(rows))
+    sent: PackedSegments = pickle.loads(pickle.dumps(rows))
     assert isinstance(sent.tokens, np.memmap)
     for some_rows in (rows, sent):
         chosen = some_rows.__getitems__(order)

@@ -28,6 +28,7 @@ def changes(source: str) -> set[str]:
         ("c = b", set()),  # without it the name would not be there
         ("a.mul_(b)", {"pass", "(a)"}),
         ("raise ValueError(f'{a + 1}')", {"pass"}),
+        ("return zip(a, b, strict=True)", set()),
         ("assert a < 1", set()),
         ("return isinstance(a, int | float)", set()),
         ("return f'{a + 1}' + 'b'", set()),

@@ -12,18 +12,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from specdraft.commands import train
-from specdraft.entry import CONF
 
 FOLDER = Path(__file__).parent
 FAMILIES = {
     "draft": ["model.drafter.copy_layers=2"],
     "medusa": ["model.drafter.num_heads=3"],
     "hydra": ["model.drafter.num_heads=3", "model.drafter.num_layers=1", "model.draft_vocab_size=512"],
-    "eagle": ["model.drafter.ttt_steps=1"],
+    "eagle": ["model.drafter.ttt_steps=1", "model.drafter.feature_noise=0"],
     "eagle3": ["model.drafter.ttt_steps=3", "model.draft_vocab_size=512"],
     "eagle3_1": ["model.drafter.ttt_steps=3", "model.draft_vocab_size=512"],
 }
@@ -51,7 +49,6 @@ SETTINGS = [
     "export=null",
     "logger=csv",
 ]
-WITHOUT_CHANCE = {"eagle": {"feature_noise": 0.0}}  # options that are set where the family has them
 COLUMNS = ("train/loss", "train/grad_norm", "train/learning_rate", "validation/loss")
 
 
@@ -75,12 +72,6 @@ def curve(family: str, folder: Path) -> dict[str, list[float]]:
     """Train ``family`` in ``folder``; every column's values in the order of the steps."""
     write_conversations(folder / "conversations.jsonl")
     overrides = [f"model={family}", *SETTINGS, *FAMILIES[family]]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base=None):
-        known = compose("train", overrides=[f"model={family}"]).model.drafter
-    overrides += [
-        f"model.drafter.{key}={value}" for key, value in WITHOUT_CHANCE.get(family, {}).items() if key in known
-    ]
     overrides += [
         f"data.path={folder / 'conversations.jsonl'}",
         f"data.cache_dir={folder / 'cache'}",

@@ -55,14 +55,14 @@ def test_a_step_takes_the_same_rows_however_it_is_cut():
         samplers = [ResumableSampler(19, size, 0, rank, ranks, accumulate) for rank in range(ranks)]
         assert all(len(list(sampler)) == len(sampler) == 16 // ranks for sampler in samplers)
         for step in range(2):
-            rows = [sampler.step_rows(step * accumulate) for sampler in samplers]
+            rows = [sampler.step_indices(step * accumulate) for sampler in samplers]
             assert sorted(row for mine in rows for row in mine) == sorted(order[8 * step : 8 * step + 8])
             for sampler, mine in zip(samplers, rows, strict=True):
                 assert list(sampler)[step * 8 // ranks : (step + 1) * 8 // ranks] == mine
 
 
 def test_rows_for_less_than_a_step_are_one_sentence():
-    with pytest.raises(UserError, match=r"packs into 7 rows, one step takes 8 .*2 batches accumulated"):
+    with pytest.raises(UserError, match=r"packs into 7 sequences, one step takes 8 .*2 batches accumulated"):
         ResumableSampler(7, 2, world_size=2, accumulate=2)
 
 
@@ -72,7 +72,7 @@ class Dealt(DataModule):
     def __init__(self, rows: Batch) -> None:
         self.rows_of_step = rows
 
-    def step_rows(self, batch_idx: int) -> Batch:
+    def step_batch(self, batch_idx: int) -> Batch:
         assert batch_idx == 6
         return self.rows_of_step
 

@@ -1,9 +1,9 @@
-"""A conversation whose assistant is the target: each of its turns is answered anew, from the answers so far.
+"""A conversation whose assistant is the target: each of its turns is answered again, from the answers so far.
 
-This is what serving does. The next prompt is the chat template's rendering of the words that were answered, so whatever
-the template drops of earlier turns, reasoning above all, the next prompt lacks as well. Words of users, systems and
-tools are kept. So are assistant's turns that call tools, where something follows them: the result that comes next
-answers that call and no other.
+This is what serving does. The next prompt is the chat template's rendering of the answers in words, so whatever the
+template drops of earlier turns, reasoning above all, is not in the next prompt either. Turns of users, systems and
+tools are kept. So are the assistant's turns that call tools, where something follows them: the result that comes next
+belongs to that call.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 
 
-class Record(NamedTuple):
+class Outcome(NamedTuple):
     """What became of a conversation.
 
     ``examples``: token ids with the (start, end) of each answer in them. Three things end a conversation early.
@@ -109,9 +109,9 @@ class Dialogue:
                 self._dropped += _is_asked(self._rest)
                 self._rest.popleft()
 
-    def record(self) -> Record:
+    def outcome(self) -> Outcome:
         """What became of the conversation."""
-        return Record(
+        return Outcome(
             self.conversation.id, self._examples, self._shortened, self._unfinished, self._dropped, self._refused
         )
 
@@ -124,12 +124,12 @@ class Dialogue:
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
-def answered_messages(conversation: Conversation, record: Record, target: "Target") -> list[dict[str, Any]]:
+def answered_messages(conversation: Conversation, outcome: Outcome, target: "Target") -> list[dict[str, Any]]:
     """The conversation with the target's words in the place of the assistant's, as far as it was answered.
 
     A document becomes one turn of the assistant's: its continuation.
     """
-    answers, rest = deque(record.answers), _turns(conversation)
+    answers, rest = deque(outcome.answers), _turns(conversation)
     said: list[dict[str, Any]] = []
     while answers:
         asked, message = _is_asked(rest), rest.popleft()

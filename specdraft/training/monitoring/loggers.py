@@ -181,7 +181,7 @@ def log_identity(
     for logger in loggers:
         logger.log_hyperparams(record)
         if isinstance(logger, WandbLogger):
-            _note(logger, "dataset", str(about["source"]), data.settings() | {"train_rows": rows})
+            _note(logger, "dataset", str(about["source"]), data.preparation.settings() | {"train_rows": rows})
             _note(logger, "target", target.identity.name, dataclasses.asdict(target.identity))
 
 

@@ -53,13 +53,13 @@ def test_every_turn_is_answered_once_and_found_again(target: Target, talks: Any,
     conversations = talks(20)
     done = run(target, conversations, tmp_path, engine)
     assert len(engine.asked) == done.counts.turns == sum(len(c.messages) // 2 for c in conversations)
-    records = list(done.records())
-    assert [record.id for record in records] == [c.id for c in conversations]
-    assert sum(len(ids) for record in records for ids in record.answers) == done.counts.tokens
+    outcomes = list(done.outcomes())
+    assert [outcome.id for outcome in outcomes] == [c.id for c in conversations]
+    assert sum(len(ids) for outcome in outcomes for ids in outcome.answers) == done.counts.tokens
     assert {request.temperature for request in engine.asked} == {0.0, 1.0}
     engine.asked.clear()
     again = run(target, (c for c in conversations), tmp_path, engine)  # lazily, and from the cache
-    assert not engine.asked and list(again.records()) == records and again.counts == done.counts
+    assert not engine.asked and list(again.outcomes()) == outcomes and again.counts == done.counts
     assert sum(sum(e.loss_mask) for e in again.examples()) == done.counts.tokens
     assert len(done.shards) == 3 and all(name.endswith((".jsonl", ".json")) for name in files(tmp_path))
     manifest = json.loads(done.manifest.read_text())
@@ -134,7 +134,7 @@ def test_what_the_template_refuses_is_counted_up_to_a_limit(
     done = run(strict, asked, tmp_path, engine, max_refused=2)
     assert (done.counts.refused, done.counts.left_out, done.counts.conversations) == (2, 0, 14)
     assert [name for name, _ in done.refused] == ["at once", "later"]
-    assert [len(record.answers) for record in done.records() if record.refused] == [0, 1]
+    assert [len(outcome.answers) for outcome in done.outcomes() if outcome.refused] == [0, 1]
     assert len(engine.asked) - before == 12  # of the second shard alone: the first one stayed
     with pytest.raises(UserError, match="1 of the first 1 train conversations"):
         run(strict, [at_once], tmp_path, engine)

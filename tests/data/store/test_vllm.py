@@ -111,20 +111,20 @@ def test_a_store_from_a_server_is_the_store_of_this_process(making, engine, tmp_
     expected = making.store()
     engine.faults = ["503", "drop"]  # both pass
     with server(engine).open(making.target, LAYERS, 32) as capture:
-        assert making.writer(tmp_path / "remote").write(capture, 3)
+        making.writer(tmp_path / "remote").write(capture, 3)
     found = Store(tmp_path / "remote")
-    for split, rows in making.rows.items():
+    for split, rows in making.batches.items():
         order = range(len(rows.input_ids))
         ours, theirs = (store.read(split, order, torch.float32) for store in (expected, found))
         torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
-    documents = sum(int((rows.position_ids == 0).sum()) for rows in making.rows.values())
+    documents = sum(int((rows.position_ids == 0).sum()) for rows in making.batches.values())
     assert len(engine.asked) == documents + 2 + 2  # a probe of two, two failures
     assert max(engine.asked[-documents:]) < 32  # never a packed row
     assert list(engine.folder.iterdir()) == []
 
 
 def test_the_source_of_this_process_is_the_target(making):
-    rows = making.rows["validation"]
+    rows = making.batches["validation"]
     with InProcess().open(making.target, LAYERS, 32) as capture:
         found = capture(rows.input_ids, rows.position_ids)
     torch.testing.assert_close(found, making.features(rows.input_ids, rows.position_ids), rtol=0, atol=0)
@@ -223,7 +223,7 @@ def test_a_vllm_that_does_not_start_leaves_its_log(making, tmp_path, monkeypatch
 
 def test_who_is_killed_leaves_no_engine_behind(tmp_path):
     def start() -> None:
-        process = VLLM(cpu=True)._start(["sleep", "60"], os.open(os.devnull, os.O_WRONLY))
+        process = VLLM(cpu=True)._start(["sleep", "60"], os.open(os.devnull, os.O_WRONLY), str(tmp_path))
         (tmp_path / "pid").write_text(f"{process.pid}\n")
         time.sleep(60)
 
@@ -258,7 +258,7 @@ def test_a_remote_target_reads_as_this_process_does(making, engine, tmp_path):
     remote = Target.load(str(tmp_path / "target"), **options, url=engine.url)
     assert all(weight.is_meta for weight in remote.decoder.layers.parameters())
     assert remote.identity.weights_hash == making.target.identity.weights_hash
-    rows = making.rows["train"]
+    rows = making.batches["train"]
     with torch.inference_mode():
         found = remote.features(rows.input_ids[:2], rows.position_ids[:2], LAYERS)
         expected = making.features(rows.input_ids[:2], rows.position_ids[:2])

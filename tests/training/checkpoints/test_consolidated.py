@@ -86,7 +86,7 @@ def test_the_files_are_alike(trained):
     (ours,), (theirs,) = one["optimizer_states"], zero3["optimizer_states"]
     assert ours["param_groups"] == theirs["param_groups"]
     assert described(ours["state"]) == described(theirs["state"])
-    assert one["Rows"] == zero3["Rows"] and one["Rows"]["rows"] == 8
+    assert one["Rows"] == zero3["Rows"] and one["Rows"]["sequences"] == 8
 
 
 def described(value):
@@ -99,6 +99,6 @@ def test_a_step_of_other_rows_is_refused(trained):
     path = trained.output / "eagle3-zero3-adamw>one-adamw" / "before" / "checkpoints" / "last.ckpt"
     place = torch.load(path, weights_only=True)["Rows"]
     sampler = ResumableSampler(10, 1, rank=0, world_size=2)
-    with pytest.raises(UserError, match=r"of the checkpoint takes 4 rows, one of this run 2: expected"):
+    with pytest.raises(UserError, match=r"of the checkpoint takes 4 sequences, one of this run 2: expected"):
         sampler.load_state_dict(place)
-    assert place["step_rows"] == ranks_worker.GLOBAL_BATCH
+    assert place["step_sequences"] == ranks_worker.GLOBAL_BATCH

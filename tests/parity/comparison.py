@@ -1,5 +1,7 @@
 """The same prompts through our decoder and through a serving engine: everything countable must be equal.
 
+Above temperature 0 the two draw other numbers, so that only rates can be compared: ``rate_difference``.
+
 An engine that reads a drafter wrongly (other layer ids, another vocabulary map) still emits the target's own tokens,
 only slower. So equal tokens say nothing about the drafter; equal counts, round by round and position by position, do.
 In float32, where verifying K + 1 tokens at once rounds too little to change an argmax, they are exactly equal.
@@ -8,11 +10,15 @@ In float32, where verifying K + 1 tokens at once rounds too little to change an 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.evaluation.bootstrap import bootstrap_interval
 
 COUNTS = ("rounds", "drafted", "accepted", "accepted_per_position")
 
@@ -31,17 +37,17 @@ class Run:
 
     @property
     def acceptance_length(self) -> float:
-        """1 + accepted / rounds."""
-        accepted, rounds = self.counts["accepted"], self.counts["rounds"]
-        assert isinstance(accepted, int) and isinstance(rounds, int)
-        return 1 + accepted / rounds if rounds else 1.0
+        """Of the system's own totals."""
+        totals: Any = self.counts
+        return AcceptanceCounts(0, rounds=totals["rounds"], accepted=totals["accepted"]).acceptance_length
 
 
 def decode(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Run:
     """Our half: the evaluator's own decoder and counts."""
     counts = AcceptanceCounts(decoder.num_draft_tokens)
     generations = [
-        decoder.generate(prompt, max_new_tokens) for prompt in tqdm(prompts, "decoding", unit="prompt", disable=None)
+        decoder.generate(prompt, max_new_tokens, seed)
+        for seed, prompt in enumerate(tqdm(prompts, "decoding", unit="prompt", disable=None))
     ]
     for generation in generations:
         counts.add(generation)
@@ -81,6 +87,22 @@ def differences(ours: Run, plain: Run, speculative: Run, least_acceptance_length
             f"is not accepted; expected above {least_acceptance_length}"
         )
     return found
+
+
+def rate_difference(ours: Run, theirs: Run, confidence: float = 0.999) -> tuple[float, tuple[float, float]]:
+    """Their acceptance length minus ours, with its interval over prompts: 0 lies outside by chance once in 1,000."""
+    sums = [
+        [part for run in (theirs, ours) for part in (sum(run.accepted_per_round[i]), len(run.accepted_per_round[i]))]
+        for i in range(len(ours.tokens))
+    ]
+    columns = torch.tensor(sums, dtype=torch.float64)
+
+    def difference(total: Tensor) -> Tensor:
+        return total[:, 0] / total[:, 1] - total[:, 2] / total[:, 3]
+
+    interval = bootstrap_interval(columns, difference, confidence)
+    assert interval is not None
+    return float(difference(columns.sum(0, keepdim=True))), interval
 
 
 def table(ours: Run, plain: Run, speculative: Run) -> str:

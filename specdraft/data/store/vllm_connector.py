@@ -2,7 +2,7 @@
 
 n = tokens of a request, a = extracted layers, H = hidden size.
 
-Runs in vLLM's process, whose environment holds no specdraft.
+It runs in vLLM's process, whose environment holds no specdraft.
 """
 
 import os

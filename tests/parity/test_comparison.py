@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdraft.decoding.decoder import Decoder
-from specdraft.export.parity import Run, decode, differences, table
+from tests.parity.comparison import Run, decode, differences, rate_difference, table
 
 TOKENS = [[1, 2, 3, 4, 5, 6, 7], [8, 9]]
 OURS = Run(
@@ -59,3 +59,15 @@ def test_our_half(target, make_checkpoint):
     assert ours.counts["rounds"] == sum(map(len, ours.drafted_per_round))
     assert ours.counts["accepted"] == sum(map(sum, ours.accepted_per_round))
     assert isinstance(ours.counts["accepted_per_position"], list) and len(ours.counts["accepted_per_position"]) == 3
+
+
+def test_rates_above_temperature_0_are_compared_over_prompts():
+    def run(rate, seed):
+        generator = torch.Generator().manual_seed(seed)
+        rounds = [(torch.rand(40, generator=generator) < rate).long().tolist() for _ in range(32)]
+        return Run([[]] * 32, [], rounds, {"rounds": 32 * 40, "accepted": sum(map(sum, rounds))})
+
+    gap, (low, high) = rate_difference(run(0.3, 0), run(0.3, 1))
+    assert low < 0 < high and abs(gap) < 0.1
+    gap, (low, high) = rate_difference(run(0.3, 0), run(0.5, 1))
+    assert 0 < low < gap < high and gap == pytest.approx(0.2, abs=0.1)
