@@ -64,7 +64,7 @@ class Connection:
     """A conversation with a server about the hidden states of one target."""
 
     def __init__(self, client: HttpClient, model: str | None, target: "Target", layers: Sequence[int]) -> None:
-        """Ask for the model's name. Raises UserError if nobody answers."""
+        """Ask for the model's name. Raises UserError if there is no answer."""
         self.client, self.target, self.layers = client, target, layers
         self.model = model or client.request("GET", "/models", check=_first_model)["data"][0]["id"]
 
@@ -85,7 +85,7 @@ class Connection:
         dtype = self._states(ids[0].tolist()).dtype
         theirs = self.features(ids, positions)
         device = self.target.device
-        # By the weights that are here, whoever reads the rest of the data.
+        # By the weights of this process, also where a server reads the rest of the data.
         ours = LanguageModel.features(self.target, ids.to(device), positions.to(device), self.layers)
         same = _SAME_FP32 if dtype == self.target.dtype == torch.float32 else _SAME
         names = [f"layer {layer}" for layer in self.layers] + ["the last layer"]

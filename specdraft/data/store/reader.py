@@ -157,12 +157,14 @@ class Store:
         return {name: read_sequences(member(self.path, split.file), split) for name, split in splits}
 
     def _look_at(self, split: str) -> npt.NDArray[np.int64]:
-        """``[R + 1]`` sums of stored last states. Raises UserError for sequences that cannot be."""
+        """``[R + 1]`` sums of stored last states. Raises UserError for impossible positions or documents."""
         counts = [torch.zeros(1, dtype=torch.int64)]
         for batch in self.data[split].blocks():
             if int(batch.position_ids.min()) < 0 or int(batch.document_ids.min()) < -1:
                 file = self.path / self.contents.splits[split].file
-                raise UserError(f"{file} holds what are no sequences: expected a store as it was written; restore it")
+                raise UserError(
+                    f"{file} holds impossible positions or documents: expected a store as it was written; restore it"
+                )
             self._largest = max(self._largest, int(batch.input_ids.max()))
             counts.append(stored_positions(batch, self.contents.every_last).sum(1))
         return torch.cat(counts).cumsum(0).numpy()
@@ -211,7 +213,7 @@ class Origin(NamedTuple):
 
 @dataclass
 class StoredBatch(Batch):
-    """A batch that brings its features along; ``read`` are the ids that they belong to."""
+    """A batch with its stored features; ``read`` are the ids that they belong to."""
 
     origin: Origin
     read: Tensor  # [B, T] int64
