@@ -24,8 +24,8 @@ class Level(NamedTuple):
     """Nodes that a drafter is to read.
 
     tokens: ``[m]`` target ids. parents: ``[m]`` each node's parent, as an index into the level read before (all 0
-    on the first level: the last emitted token). depth: of the level, from 1. seen: bool ``[m, D]`` which of all nodes read so
-    far, this level's at the end, each node may attend to: its ancestors and itself; None on a chain, where that is all.
+    on the first level: the last emitted token). depth: of the level, from 1. seen: bool ``[m, D]`` which of all nodes
+    read so far, this level's at the end, each node may attend to: its ancestors and itself; None on a chain.
     """
 
     tokens: Tensor

@@ -58,9 +58,8 @@ def choose(batch: Batch, share: float, generator: torch.Generator) -> list[Span]
     All supervised tokens of a document are equally likely, but for its first: nothing comes before that.
     """
     spans = []
-    for sequence, (documents, mask) in enumerate(
-        zip(batch.document_ids.tolist(), batch.loss_mask.tolist(), strict=True)
-    ):
+    both = zip(batch.document_ids.tolist(), batch.loss_mask.tolist(), strict=True)
+    for sequence, (documents, mask) in enumerate(both):
         begins = [t for t in range(len(documents)) if t == 0 or documents[t] != documents[t - 1]]
         for begin, after in zip(begins, [*begins[1:], len(documents)], strict=True):
             learned = [t for t in range(begin + 1, after) if mask[t]]

@@ -67,8 +67,8 @@ class Step:
     """One drafting step: the inputs ``hidden [n, H]`` of the projection, the ascending ``positions [n]`` whose
     distribution they are to match, the ``weight`` of the step's mean in the loss, and which ``head`` projects it.
 
-    ``total`` is what the sum over positions is divided by to make that mean, where they are part of a larger batch: None
-    is their own number."""
+    ``total`` is what the sum over positions is divided by to make that mean, where they are part of a larger batch;
+    None is their own number."""
 
     hidden: Tensor
     positions: Tensor

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from specdraft.losses import reference
 from specdraft.losses.chunked import FrozenHead, Step, Teacher, distillation_loss
 from specdraft.losses.divergence import divergence
+from tests.losses import reference
 from tests.losses.reference import reference_loss
 
 pytestmark = pytest.mark.filterwarnings("error")
