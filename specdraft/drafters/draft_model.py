@@ -34,6 +34,7 @@ from specdraft.losses.divergence import divergence as find_divergence
 from specdraft.targets import Features, LanguageModel, Target
 from specdraft.targets.batch import Batch
 from specdraft.tensors import keeping_buffers
+from specdraft.text import reason
 
 
 @dataclass
@@ -159,7 +160,7 @@ class DraftModel(Drafter):
             self.model = get_peft_model(self.model, LoraConfig(**options))
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"peft refuses model.drafter.lora ({_one_line(error)}): expected r, alpha, target_modules, or other "
+                f"peft refuses model.drafter.lora ({reason(error)}): expected r, alpha, target_modules, or other "
                 "options of its LoraConfig"
             ) from error
         if self.model.get_base_model().get_output_embeddings() is not self.language_model.head:
@@ -313,7 +314,7 @@ class DraftModel(Drafter):
             )
         except Exception as error:  # transformers and huggingface_hub raise a dozen kinds
             raise UserError(
-                f"transformers cannot build the draft ({_one_line(error)}): expected a configuration that it knows; "
+                f"transformers cannot build the draft ({reason(error)}): expected a configuration that it knows; "
                 "check model.drafter"
             ) from error
         return model
@@ -338,10 +339,6 @@ def _lending(model: PreTrainedModel) -> DraftHead:
     lending = DraftHead(head.in_features, head.out_features, bias=False, device="meta")
     lending.weight = head.weight
     return lending
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _tied(draft: DraftModel) -> list[str]:

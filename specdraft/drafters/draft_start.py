@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from specdraft.errors import UserError
 from specdraft.targets import LanguageModel, Target, loading
 from specdraft.targets.sharded import gathered
+from specdraft.text import reason
 
 STARTS = ("layers", "scratch", "checkpoint")
 
@@ -59,7 +60,7 @@ def take_weights(draft: LanguageModel, source: LanguageModel, layers: Sequence[i
             draft.decoder.load_state_dict({name: theirs[counterpart(name)] for name in draft.decoder.state_dict()})
     except (KeyError, RuntimeError) as error:
         raise UserError(
-            f"layers {list(layers)} do not fit a model of their own ({' '.join(str(error).split())[:300]}): expected "
+            f"layers {list(layers)} do not fit a model of their own ({reason(error)}): expected "
             "layers that are built alike; choose others with model.drafter.copy_layers"
         ) from error
     draft.head.load_state_dict(source.head.state_dict())
