@@ -136,6 +136,7 @@ def _prompt(record: Record) -> Prompt:
     if len(forms) != 1:
         found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(fields)}"
         raise UserError(f"{origin} {found}: expected exactly {_FORMS}")
+    opening: tuple[Message, ...]
     follow_ups: list[str] = []
     try:
         if forms[0] == "prompt":

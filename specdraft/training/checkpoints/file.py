@@ -11,6 +11,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from specdraft.errors import UserError
 from specdraft.files import atomic_file
+from specdraft.text import reason
 
 
 class CheckpointFile(TorchCheckpointIO):
@@ -69,10 +70,9 @@ def _read(checkpoint: Path) -> dict[str, Any]:
             "run code: expected a checkpoint of your own; resume another, or start anew without resume="
         ) from error
     except Exception as error:  # torch has many kinds for a file that is cut short or something else
-        reason = " ".join(str(error).split())[:150] or type(error).__name__
         raise UserError(
-            f"cannot resume from {checkpoint} ({reason}): expected a whole checkpoint of train.py; name another with "
-            "resume=PATH, or start anew without"
+            f"cannot resume from {checkpoint} ({reason(error)}): expected a whole checkpoint of train.py; name another "
+            "with resume=PATH, or start anew without"
         ) from error
 
 
