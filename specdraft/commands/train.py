@@ -82,3 +82,7 @@ def main(config: DictConfig) -> None:
         print(f"report:  {write_report(evaluation, directory / 'report.html')}")
     if engine is not None:
         print(f"export:  {export(directory, engine)}")
+
+
+if __name__ == "__main__":
+    main()

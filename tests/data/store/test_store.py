@@ -294,7 +294,7 @@ def test_no_store_and_an_unfinished_one_are_named(making):
     with pytest.raises(UserError, match="there is no store at"):
         Store(making.path)
     assert not making.writer(rank=0, world_size=2).write(making.features, 1)
-    with pytest.raises(UserError, match=r"is unfinished: run python -m specdraft\.data\.store again"):
+    with pytest.raises(UserError, match=r"is unfinished: run specdraft store again"):
         Store(making.path)
 
 
