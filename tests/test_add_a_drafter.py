@@ -69,7 +69,7 @@ def test_it_learns(trained):
         losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
     assert losses[-1] < losses[0] - 1
     evaluation = json.loads((trained / "evaluation.json").read_text())
-    assert evaluation["results"][0]["drafter"] == "bigram" and evaluation["results"][0]["identical_tokens"]
+    assert evaluation["results"][0]["drafter"] == "bigram" and evaluation["results"][0]["lossless"]
 
 
 def test_its_checkpoint_decodes_as_a_tree(workplace, trained):
@@ -78,7 +78,7 @@ def test_its_checkpoint_decodes_as_a_tree(workplace, trained):
     done = run(workplace, "evaluate.py", "imports=[bigram]", *options)
     assert done.returncode == 0, done.stderr
     results = json.loads((workplace / "evaluation" / "evaluation.json").read_text())["results"]
-    assert results[0]["identical_tokens"] and results[0]["nodes_per_round"] > 5
+    assert results[0]["lossless"] and results[0]["nodes_per_round"] > 5
     refused = run(workplace, "evaluate.py", *options)
     assert refused.returncode == 2 and "bigram.Bigram" in refused.stderr and "imports" in refused.stderr
 

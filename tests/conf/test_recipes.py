@@ -19,6 +19,7 @@ from specdraft.training.fit import fit
 from specdraft.training.monitoring.loggers import build_loggers
 from specdraft.training.planning.meta_target import shape_config
 from specdraft.training.planning.plan import make_plan
+from specdraft.training.preflight import prepare_run
 
 CONF = Path(__file__).parents[2] / "conf"
 MODELS = ("draft", "eagle", "eagle3", "eagle3_1", "hydra", "medusa")
@@ -169,7 +170,8 @@ def test_it_runs_in_small(name, tmp_path, monkeypatch):
     assert target.config.model_type == shape["model_type"]
     data = build(config.data)
     data.prepare(target)
-    module = fit(config, target, data, build_loggers(config, tmp_path / "run", None), tmp_path / "run", None)
+    run = prepare_run(config)
+    module = fit(config, target, data, build_loggers(config, run.directory, None), run)
     assert module.trainer.global_step == 2
     assert {"acceptance_length", "train/loss"} <= set(module.trainer.callback_metrics)
     exported = export(tmp_path / "run", build(OmegaConf.load(CONF / "engine" / "vllm.yaml")))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specdraft.data.sources import stdlib
-from specdraft.embedded.corpus import ROW, documents, rows
+from specdraft.data.sources.base import SPLITS
+from specdraft.embedded.corpus import SEQUENCE_LENGTH, documents, sequences
 from specdraft.embedded.recipe import PEAK_LR, config, learning_rate
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
@@ -41,7 +42,7 @@ def test_documents_keep_to_their_split(tokenizer, monkeypatch):
     paths = [f"module_{index}.py" for index in range(60)] + ["test/test_all.py"]
     monkeypatch.setattr(stdlib, "files", lambda: paths)
     monkeypatch.setattr(stdlib, "read", lambda path: f"# {path}\n{SOURCE}")
-    for split in stdlib.SPLITS:
+    for split in SPLITS:
         kinds = documents(tokenizer, split)
         expected = [path for path in paths if stdlib.split_of(path) == split]
         texts = [tokenizer.decode(ids) for ids in kinds["library"] + kinds["tests"]]
@@ -50,9 +51,9 @@ def test_documents_keep_to_their_split(tokenizer, monkeypatch):
 
 
 def test_rows_hold_whole_repeats_and_a_sample(monkeypatch):
-    kinds = {"library": [[1] * ROW] * 4, "chat": [[2] * ROW] * 4}
-    made = rows(kinds, {"library": 1.5, "chat": 2.0}, random.Random(0))
-    assert len(made) == 6 + 8 and all(len(row) == ROW for row in made)
+    kinds = {"library": [[1] * SEQUENCE_LENGTH] * 4, "chat": [[2] * SEQUENCE_LENGTH] * 4}
+    made = sequences(kinds, {"library": 1.5, "chat": 2.0}, random.Random(0))
+    assert len(made) == 6 + 8 and all(len(row) == SEQUENCE_LENGTH for row in made)
     assert sum(row[0] == 1 for row in made) == 6
 
 

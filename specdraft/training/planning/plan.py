@@ -13,10 +13,10 @@ from transformers import PreTrainedConfig
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.targets.target import PLACEMENTS
+from specdraft.training.devices import uses_gpus, world_size
 from specdraft.training.planning import costs
 from specdraft.training.planning.gpus import PER_NODE, find_gpu
 from specdraft.training.planning.meta_target import MetaTarget, bytes_per_parameter, shape_config, target_config
-from specdraft.training.strategies import uses_gpus, world_size
 
 
 @dataclass(frozen=True)
