@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
 
-SEQUENCE_LENGTH = 512  # tokens of a training sequence
+LENGTH = 512  # tokens of a training sequence
 
 
 def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[list[int]]]:
@@ -29,17 +29,14 @@ def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[
 
 
 def sequences(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: random.Random) -> list[list[int]]:
-    """Sequences of ``SEQUENCE_LENGTH`` tokens: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
+    """Sequences of ``LENGTH`` tokens: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
     chosen: list[list[int]] = []
     for kind, weight in weights.items():
         whole = int(weight)
         chosen += kinds[kind] * whole
         chosen += rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
     # Long files are cut into pieces before shuffling: else one module fills several neighboring batches.
-    pieces = [ids[start : start + SEQUENCE_LENGTH] for ids in chosen for start in range(0, len(ids), SEQUENCE_LENGTH)]
+    pieces = [ids[start : start + LENGTH] for ids in chosen for start in range(0, len(ids), LENGTH)]
     rng.shuffle(pieces)
     stream = [token for piece in pieces for token in piece]
-    return [
-        stream[start : start + SEQUENCE_LENGTH]
-        for start in range(0, len(stream) - SEQUENCE_LENGTH + 1, SEQUENCE_LENGTH)
-    ]
+    return [stream[start : start + LENGTH] for start in range(0, len(stream) - LENGTH + 1, LENGTH)]

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
-from specdraft.embedded.corpus import SEQUENCE_LENGTH, documents, sequences
+from specdraft.embedded.corpus import LENGTH, documents, sequences
 from specdraft.embedded.measure_target import write_card
 from specdraft.embedded.tokenizer import train_tokenizer
 
@@ -99,7 +99,7 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        rate = (step + 1 - first) * BATCH * SEQUENCE_LENGTH / (time.time() - started)
+        rate = (step + 1 - first) * BATCH * LENGTH / (time.time() - started)
         bar.set_postfix(loss=f"{loss.item():.3f}", tokens=f"{rate:.0f}/s")
         if (step + 1) % 100 == 0 or step + 1 == steps:
             temporary = state_path.with_suffix(".tmp")
