@@ -29,7 +29,7 @@ def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[
 
 
 def sequences(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: random.Random) -> list[list[int]]:
-    """Sequences of ``LENGTH`` tokens: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
+    """Sequences of ``LENGTH`` tokens: each kind repeated by its weight (a fraction is a sample), shuffled, joined."""
     chosen: list[list[int]] = []
     for kind, weight in weights.items():
         whole = int(weight)
