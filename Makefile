@@ -16,6 +16,10 @@ PEERS_PIP := $(PEERS_VENV)/bin/python -m pip install -qq --disable-pip-version-c
 
 export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
+# Waiting threads give their core away; whoever has chosen otherwise keeps that.
+ifeq ($(GOMP_SPINCOUNT)$(KMP_BLOCKTIME),)
+export OMP_WAIT_POLICY ?= PASSIVE
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train evaluate export test test-slow reference mutants lint format docs parity parity-features parity-answers benchmark benchmark-peers lock clean

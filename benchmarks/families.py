@@ -8,6 +8,8 @@ tokens that the rule accepts is compared with what theory says of it, the mean o
     python benchmarks/families.py --families medusa eagle3 --steps 200 --no-docs
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import shutil
 import statistics
@@ -109,7 +111,7 @@ def rows(measured: dict[str, dict[str, Any]]) -> list[list[str]]:
                         f"{row['acceptance_length']:.2f} [{low:.2f}, {high:.2f}]",
                         f"{row['cost_ratio']:.2f}",
                         f"{row['speedup']:.2f}",
-                        {True: "yes", False: "NO", None: "–"}[row["identical_tokens"]],
+                        {True: "yes", False: "NO", None: "–"}[row["lossless"]],
                     ]
                 )
     return lines

@@ -5,6 +5,8 @@ moments: while it starts, trains or saves. Each process resumes what ``resume=au
 core.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import multiprocessing
 import random
@@ -21,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import print_table, write_result
 from specdraft.data.datamodule import DataModule
-from specdraft.data.packing import HeldRows
+from specdraft.data.packing import PackedTensor
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
@@ -50,7 +52,8 @@ def make_data() -> DataModule:
     positions = torch.arange(LENGTH).repeat(ROWS, 1)
     data = DataModule(source=SimpleNamespace(name="random"), batch_size=4)
     split: Any = SimpleNamespace(
-        rows=HeldRows.of(Batch(ids, positions, torch.zeros_like(ids), positions > 3)), fingerprint="random"
+        data=PackedTensor.of(Batch(ids, positions, torch.zeros_like(ids), positions > 3)),
+        about={"fingerprint": "random"},
     )
     data._splits = {"train": split}
     return data

@@ -5,6 +5,8 @@ alone, and killed with SIGKILL (both ranks at once) somewhere behind its first c
 ``resume=auto``. The losses of all steps after the kill and the weights of the last checkpoint are compared.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import csv
 import os

@@ -91,7 +91,7 @@ def test_it_learns(trained):
         losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
     assert losses[-1] < losses[0] - 1
     evaluation = json.loads((trained / "evaluation.json").read_text())
-    assert evaluation["results"][0]["drafter"] == "bigram" and evaluation["results"][0]["identical_tokens"]
+    assert evaluation["results"][0]["drafter"] == "bigram" and evaluation["results"][0]["lossless"]
 
 
 def test_its_checkpoint_decodes_as_a_tree(workplace, trained, run_evaluate):
@@ -102,7 +102,7 @@ def test_its_checkpoint_decodes_as_a_tree(workplace, trained, run_evaluate):
     status, err = run_evaluate("imports=[bigram]", *options)
     assert status == 0, err
     results = json.loads((workplace / "evaluation" / "evaluation.json").read_text())["results"]
-    assert results[0]["identical_tokens"] and results[0]["nodes_per_round"] > 5
+    assert results[0]["lossless"] and results[0]["nodes_per_round"] > 5
 
 
 def test_a_module_that_is_not_there(workplace, run_evaluate):

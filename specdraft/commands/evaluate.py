@@ -48,7 +48,8 @@ def main(config: DictConfig) -> None:
     others = names([each for each, _ in loaded], checkpoints)
     compare = {**others, **build(config.compare)}
     notes |= {"compared": checkpoints[1:]} if others else {}
-    evaluation = evaluate(target, drafter, prompts, settings, compare, notes, cost=cost)
+    engine = build(config.engine) if config.get("engine") else None
+    evaluation = evaluate(target, drafter, prompts, settings, compare, notes, cost=cost, engine=engine)
     output = Path(HydraConfig.get().runtime.output_dir)
     print(table(evaluation))
     print(f"\nresults: {evaluation.write_json(output / 'evaluation.json')}")

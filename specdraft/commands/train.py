@@ -51,7 +51,8 @@ def measure(config: DictConfig, run: Any, target: Any) -> None:
     drafter = load_drafter(run.directory)[0].to(target.device, target.dtype)
     prompts = load_prompts(config.evaluation.benchmark, config.evaluation.limit)
     notes = {"benchmark": config.evaluation.benchmark, "checkpoint": str(run.directory)}
-    result = evaluate(target, drafter, prompts, run.evaluation, build(config.compare), notes, cost=run.cost)
+    compare = build(config.compare)
+    result = evaluate(target, drafter, prompts, run.evaluation, compare, notes, cost=run.cost, engine=run.engine)
     print(table(result))
     print(f"\nresults: {result.write_json(run.directory / 'evaluation.json')}")
     print(f"report:  {write_report(result, run.directory / 'report.html')}")

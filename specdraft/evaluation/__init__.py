@@ -1,9 +1,10 @@
 """Evaluation by real decoding: benchmark prompts, measured acceptance and speed, table and report."""
 
 from specdraft.data.sources.prompts import Prompt, load_prompts
-from specdraft.evaluation.evaluator import Evaluation, EvaluationSettings, evaluate
+from specdraft.evaluation.evaluator import Evaluation, evaluate
 from specdraft.evaluation.report.html import write_report
 from specdraft.evaluation.report.table import table
+from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.evaluation.speedup.model import CostSettings
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -14,18 +14,18 @@ from tqdm import tqdm
 from specdraft.data.sources.prompts import Prompt, check_lengths, encode
 from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.rules import Rule, describe, rejection_sampling
-from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.shapes import Shape, as_shape
+from specdraft.decoding.rules import describe
+from specdraft.decoding.shapes import Shape, StaticTree
 from specdraft.decoding.trace import segments
-from specdraft.entry import build
-from specdraft.errors import UserError
 from specdraft.evaluation import environment
 from specdraft.evaluation.distinctness import distinct_ngrams
+from specdraft.evaluation.losslessness import first_difference
 from specdraft.evaluation.results import Request, Result, summarize
+from specdraft.evaluation.settings import EvaluationSettings, drafted
 from specdraft.evaluation.speedup.advice import Advice, advise
 from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostModel, CostSettings
+from specdraft.export.engine import GREEDY, SAMPLED, Engine
 from specdraft.files import atomic_file
 from specdraft.redaction import redact
 from specdraft.targets.loading import template_hash
@@ -37,66 +37,6 @@ if TYPE_CHECKING:
 
 _BASELINE = ""  # never a drafter's name
 _WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """How to decode; every temperature is measured on every prompt.
-
-    ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
-    under test. ``rule`` verifies above temperature 0.
-    """
-
-    num_draft_tokens: int = 5
-    shape: "Shape | Callable[[Drafter, Target], Shape] | None" = None
-    rule: Rule = rejection_sampling
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    top_k: int = 0
-    top_p: float = 1.0
-    max_new_tokens: int = 128
-    seed: int = 0
-    samples: int = 3  # prompts whose answers are recorded round by round, for the report
-
-    @classmethod
-    def from_config(cls, decoding: Mapping[str, Any], seed: int = 0) -> "EvaluationSettings":
-        """From the ``decoding`` group of a configuration, where ``temperature`` is a number or a list of numbers.
-
-        Raises UserError for values that cannot be decoded with.
-        """
-        options = dict(decoding)
-        temperature = options.pop("temperature")
-        later = {name: options.pop(name) for name in ("shape", "rule") if name in options}
-        temperatures = (
-            temperature if isinstance(temperature, Sequence) and not isinstance(temperature, str) else [temperature]
-        )
-        settings = cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
-        # Shapes read the number of draft tokens, which is checked by now.
-        return replace(settings, **{name: build(node) for name, node in later.items()})
-
-    def __post_init__(self) -> None:
-        for name, least, why in (
-            ("num_draft_tokens", 1, "drafted token a round"),
-            ("max_new_tokens", 2, "new tokens, as the first of an answer is never drafted"),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise UserError(f"decoding.{name} is {value}: expected at least {least} {why}")
-        if not self.temperatures:
-            raise UserError("decoding.temperature is an empty list: expected a number or a list of numbers")
-        for temperature in self.temperatures:
-            if not isinstance(temperature, int | float):
-                raise UserError(f"decoding.temperature is {temperature!r}: expected a number or a list of numbers")
-            self.sampling(temperature)
-
-    def draft_shape(self, drafter: "Drafter", target: "Target") -> Shape:
-        """The shape of every draft, measured if it has to be."""
-        if self.shape is None or isinstance(self.shape, Shape):
-            return self.shape or as_shape(self.num_draft_tokens)
-        return self.shape(drafter, target)
-
-    def sampling(self, temperature: float) -> Sampling:
-        """The sampling settings at one of the temperatures."""
-        return Sampling(temperature, self.top_k, self.top_p)
 
 
 @dataclass(frozen=True)
@@ -158,13 +98,17 @@ def evaluate(
     target: "Target",
     drafter: "Drafter",
     prompts: Sequence[Prompt],
-    settings: EvaluationSettings = EvaluationSettings(),
+    settings: EvaluationSettings | None = None,
     compare: "Mapping[str, Drafter] | None" = None,
     notes: Mapping[str, Any] | None = None,
     progress: bool = True,
     cost: CostSettings | None = None,
+    engine: Engine | None = None,
 ) -> Evaluation:
     """Decode all prompts without drafting, with ``drafter`` and with each drafter of ``compare``, at each temperature.
+
+    Above temperature 0 drafts are made as ``settings.drafting`` says; "as the engine" is as ``engine`` drafts, with the
+    other way measured beside it for every drafter that has parameters.
 
     The ways of decoding take turns on every prompt, the first place rotating, so that a machine that slows down or
     speeds up does so for all of them. In a conversation of several turns every way continues the baseline's answers:
@@ -173,8 +117,10 @@ def evaluate(
 
     Raises UserError if there are no prompts or one does not fit the context, before anything is decoded.
     """
+    settings = settings or EvaluationSettings()
     check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
     shape = settings.draft_shape(drafter, target)
+    draftings = settings.draftings(engine)
     drafters = {family(drafter): drafter, **(compare or {})}
     for each in drafters.values():
         each.eval()
@@ -188,19 +134,25 @@ def evaluate(
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with tqdm(total=total, desc="evaluating", unit="request", disable=not progress) as bar:
         for temperature in settings.temperatures:
-            ways = {name: (each, shape) for name, each in drafters.items()}
-            requests = _decode(target, ways, prompts, settings, temperature, bar)
-            baseline = [request.baseline.tokens for request in next(iter(requests.values()))]
+            ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
+            drafts = {way.key: (drafters[way.name], way.shape) for way in ways}
+            requests = _decode(target, drafts, prompts, settings, temperature, bar)
+            baseline = [request.baseline.tokens for request in requests[ways[0].key]]
             distinctness[temperature] = distinct_ngrams(baseline, 4)
-            for name, rows in requests.items():
-                results.append(summarize(rows, name, temperature, shape.depth, seed=settings.seed))
+            for way in ways:
+                decoded = requests[way.key]
+
+                about = partial(summarize, seed=settings.seed, drafting=way.drafting, beside=way.beside)
+                results.append(about(decoded, way.name, temperature, way.shape.depth))
+                if way.beside:
+                    continue
                 for category in names if len(names) > 1 else ():
-                    chosen = [row for row in rows if row.category == category]
-                    categories.append(summarize(chosen, name, temperature, shape.depth, category, settings.seed))
-                samples += _samples(target, results[-1], rows, prompts)
-                if cost is not None and next(drafters[name].parameters(), None) is not None:
+                    own = [request for request in decoded if request.category == category]
+                    categories.append(about(own, way.name, temperature, way.shape.depth, category))
+                samples += _samples(target, results[-1], decoded, prompts)
+                if cost is not None and _trained(drafters[way.name]):
                     predicted = _predict(
-                        target, drafters[name], prompts, settings, shape, results[-1], rows, cost, progress
+                        target, drafters[way.name], prompts, settings, way.shape, results[-1], decoded, cost, progress
                     )
                     models += predicted[0]
                     checks += predicted[1]
@@ -213,6 +165,8 @@ def evaluate(
         "seed": settings.seed,
         "draft_tree": str(shape),
         "rule": describe(settings.rule),
+        "drafting": draftings[0],
+        "engine": None if engine is None else engine.name,
         "prompts": len(prompts),
         "target": asdict(target.identity),
         "chat_template_hash": template_hash(target.tokenizer),
@@ -221,8 +175,45 @@ def evaluate(
         **(notes or {}),
     }
     of = {name: [model for model in models if model.drafter == name] for name in drafters}
-    advice = [found for name, own in of.items() if own and (found := advise(own, family(drafters[name]))) is not None]
+    advice = [
+        found
+        for name, own in of.items()
+        if own and (found := advise(own, family(drafters[name]), draftings[0], engine)) is not None
+    ]
     return Evaluation(redact(recorded), results, categories, distinctness, samples, models, checks, advice)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of drafting above temperature 0, or at it: a drafter by name, a shape, tokens sampled or chosen."""
+
+    name: str
+    shape: Shape
+    beside: bool
+
+    @property
+    def drafting(self) -> str:
+        """Of this shape: sampled, or greedy."""
+        return SAMPLED if isinstance(self.shape, StaticTree) and self.shape.sampled else GREEDY
+
+    @property
+    def key(self) -> str:
+        """Unique among the ways."""
+        return f"{self.name} {self.drafting}"
+
+
+def _ways(drafters: "Mapping[str, Drafter]", shape: Shape, draftings: Sequence[str]) -> Iterator[Way]:
+    """The first drafting with every drafter, then the other ones with those that it makes a difference to."""
+    for beside, drafting in enumerate(draftings):
+        for name, drafter in drafters.items():
+            # What has no parameters chooses its tokens: it has no distribution to sample from.
+            way = Way(name, drafted(shape, drafting if _trained(drafter) else GREEDY), bool(beside))
+            if not beside or (_trained(drafter) and isinstance(shape, StaticTree)):
+                yield way
+
+
+def _trained(drafter: "Drafter") -> bool:
+    return next(drafter.parameters(), None) is not None
 
 
 def _predict(
@@ -319,7 +310,9 @@ def _decode(
             }
             baseline = generations[_BASELINE]
             for name in drafts:
-                requests[name].append(Request(index, prompt.category, baseline, generations[name], ids))
+                generation = generations[name]
+                differs = first_difference(target, ids, baseline.tokens, generation.tokens) if sampling.greedy else None
+                requests[name].append(Request(index, prompt.category, baseline, generation, ids, differs))
             if turn < len(prompt.follow_ups):
                 answer = answer_in_words(target.tokenizer, baseline.tokens)
                 messages += [

@@ -14,7 +14,7 @@ P = prompts, R = resamples. Definitions of acceptance are those of ``specdraft.d
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.evaluation.bootstrap import Interval, bootstrap_interval
+from specdraft.evaluation.losslessness import Difference
+from specdraft.export.engine import GREEDY
 
 if TYPE_CHECKING:
     from specdraft.decoding.decoder import Generation
@@ -30,13 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """One answer, decoded with and without drafting from the same token ids. ``prompt`` numbers the conversation."""
+    """One answer, decoded with and without drafting from the same token ids. ``prompt`` numbers the conversation.
+
+    difference: of greedy answers, where the drafted one departs from the baseline.
+    """
 
     prompt: int
     category: str
     baseline: "Generation"
     drafted: "Generation"
     prompt_ids: list[int] = field(default_factory=list)
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Result:
-    """What one drafter did at one temperature, over all prompts or over one category."""
+    """What one drafter did at one temperature, over all prompts or over one category.
+
+    drafting: "greedy" or "sampled". beside: drafted in another way than the evaluation is about, for comparison.
+    """
 
     drafter: str
     temperature: float
+    drafting: str
+    beside: bool
     category: str | None
     prompts: int
     requests: int
@@ -71,18 +82,24 @@ class Result:
     cost_ratio: float
     verification_cost_ratio: float
     modelled_speedup: float
-    differing_requests: int | None
+    differences: list[Difference] | None  # of greedy answers from the baseline's; None when sampling
     nodes_per_round: float
     divergence: float | None  # of a lossy rule: total variation of a round's first token from the target's distribution
 
     @property
-    def identical_tokens(self) -> bool | None:
-        """Whether drafting changed no token; None when sampling, where only the distribution stays the same."""
-        return None if self.differing_requests is None else self.differing_requests == 0
+    def label(self) -> str:
+        """The drafter's name, with its drafting where that is not what the evaluation is about."""
+        return f"{self.drafter}, {self.drafting}" if self.beside else self.drafter
+
+    @property
+    def lossless(self) -> bool | None:
+        """Whether drafting changed no greedy token but near-ties; None when sampling, which keeps a distribution."""
+        return None if self.differences is None else all(each.near_tie for each in self.differences)
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-able; intervals are ``[low, high]`` beside their value."""
-        flat: dict[str, Any] = {"drafter": self.drafter, "temperature": self.temperature}
+        names = ("drafter", "label", "temperature", "drafting", "beside")
+        flat: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.category is not None:
             flat["category"] = self.category
         flat |= {"prompts": self.prompts, "requests": self.requests}
@@ -104,13 +121,13 @@ class Result:
             "cost_ratio",
             "verification_cost_ratio",
             "modelled_speedup",
-            "identical_tokens",
-            "differing_requests",
+            "lossless",
             "nodes_per_round",
             "divergence",
         ):
             flat[name] = getattr(self, name)
-        return flat
+        found = self.differences
+        return flat | {"differences": None if found is None else [asdict(each) for each in found]}
 
 
 def seconds(generation: "Generation") -> float:
@@ -125,6 +142,8 @@ def summarize(
     num_draft_tokens: int,
     category: str | None = None,
     seed: int = 0,
+    drafting: str = GREEDY,
+    beside: bool = False,
 ) -> Result:
     """Reduce the requests of one drafter at one temperature (and one category) to a result."""
     counts = AcceptanceCounts(num_draft_tokens)
@@ -149,11 +168,14 @@ def summarize(
             row[f"accepted {position}"] += own.accepted_per_position[position]
     columns = torch.tensor([[row[name] for name in names] for row in sums.values()], dtype=torch.float64)  # [P, C]
 
-    def estimate(statistic: Callable[[dict[str, Tensor]], Tensor]) -> Estimate:
+    def estimate(
+        statistic: Callable[[dict[str, Tensor]], Tensor], bounds: Interval = (1.0, 1.0 + num_draft_tokens)
+    ) -> Estimate:
         def of_sums(table: Tensor) -> Tensor:  # [R, C] -> [R]
             return statistic(dict(zip(names, table.unbind(-1), strict=True)))
 
-        return Estimate(of_sums(columns.sum(0, keepdim=True)).item(), bootstrap_interval(columns, of_sums, seed=seed))
+        interval = bootstrap_interval(columns, of_sums, seed=seed, bounds=bounds)
+        return Estimate(of_sums(columns.sum(0, keepdim=True)).item(), interval)
 
     total = dict(zip(names, columns.sum(0).tolist(), strict=True))
     draft_seconds = sum(request.drafted.draft_seconds for request in requests)
@@ -174,12 +196,15 @@ def summarize(
     return Result(
         drafter=drafter,
         temperature=temperature,
+        drafting=drafting,
+        beside=beside,
         category=category,
         prompts=len(sums),
         requests=len(requests),
         counts=counts,
         conditional_acceptance_interval=[
-            estimate(partial(_share, f"accepted {i}", f"reached {i}")).interval for i in range(num_draft_tokens)
+            estimate(partial(_share, f"accepted {i}", f"reached {i}"), (0.0, 1.0)).interval
+            for i in range(num_draft_tokens)
         ],
         acceptance_length=estimate(lambda s: 1 + s["accepted"] / s["rounds"]),
         acceptance_length_per_request=estimate(lambda s: s["tau"] / s["with_rounds"]),
@@ -187,15 +212,17 @@ def summarize(
         tokens_per_second=_divide(total["tokens"], total["seconds"]),
         baseline_tokens=int(total["baseline_tokens"]),
         baseline_tokens_per_second=_divide(total["baseline_tokens"], total["baseline_seconds"]),
-        speedup=estimate(lambda s: (s["tokens"] / s["seconds"]) / (s["baseline_tokens"] / s["baseline_seconds"])),
+        speedup=estimate(
+            lambda s: (s["tokens"] / s["seconds"]) / (s["baseline_tokens"] / s["baseline_seconds"]), (0.0, math.inf)
+        ),
         decoding_speedup=decoding_rate * target_step,
         draft_step_seconds=draft_step,
         target_step_seconds=target_step,
         cost_ratio=cost_ratio,
         verification_cost_ratio=_divide(verification_step, target_step),
         modelled_speedup=counts.acceptance_length / (1 + num_draft_tokens * cost_ratio),
-        differing_requests=(
-            sum(request.drafted.tokens != request.baseline.tokens for request in requests) if temperature == 0 else None
+        differences=(
+            None if temperature else [request.difference for request in requests if request.difference is not None]
         ),
         nodes_per_round=_divide(sum(sum(request.drafted.nodes) for request in requests), counts.rounds),
         divergence=sum(divergences) / len(divergences) if divergences else None,

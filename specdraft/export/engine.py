@@ -11,15 +11,20 @@ from typing import Any, ClassVar
 from specdraft.errors import UserError
 from specdraft.export.layout import DTYPES, TITLES, Layout
 
+GREEDY, SAMPLED = "greedy", "sampled"
+"""How tokens are drafted above temperature 0: the draft's most likely ones, or samples of its distribution."""
+
 
 class Engine(ABC):
     """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training.
 
-    families: the families it serves, and the engine's own name for each.
+    families: the families it serves, and the engine's own name for each. drafting: how it drafts above temperature 0
+    unless it is told otherwise.
     """
 
     name: str
     families: ClassVar[Mapping[str, str]]
+    drafting: ClassVar[str] = GREEDY
 
     def __init__(self, dtype: str = "auto") -> None:
         if dtype != "auto" and dtype not in DTYPES:

@@ -1,7 +1,7 @@
 """The README.md beside exported weights: whose head it is, how it is served, and what was measured."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def model_card(
     target = checkpoint["target"]
     try:
         measured = None if evaluation is None else json.loads(evaluation.read_text(encoding="utf-8"))
-        advised, acceptance = _advised(measured), _acceptance(measured)
+        advised, acceptance = _advised(measured), _acceptance(measured, engine)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{evaluation} is not an evaluation that specdraft wrote ({type(error).__name__}: {error}): "
@@ -73,14 +73,14 @@ def _data(about: Mapping[str, Any]) -> str:
     return f"{about['source']}, {answers}"
 
 
-def _acceptance(measured: Mapping[str, Any] | None) -> str:
+def _acceptance(measured: Mapping[str, Any] | None, engine: Engine) -> str:
     if measured is None:
         return "Not measured: no evaluation.json lay beside the checkpoint.\n"
     settings = measured["settings"]
     lines = [
-        f"| {row['drafter']} | {row['temperature']:g} | {_number(row['acceptance_length'], 2)} | "
-        f"{_number(row['draft_acceptance_rate'], 3)} | {_number(row['speedup'], 2)} | "
-        f"{', '.join(_number(rate, 2) for rate in row['conditional_acceptance_rate'])} |"
+        f"| {row['drafter']} | {row['temperature']:g} | {row.get('drafting', 'sampled')} | "
+        f"{_number(row['acceptance_length'], 2)} | {_number(row['draft_acceptance_rate'], 3)} | "
+        f"{_number(row['speedup'], 2)} | {', '.join(_number(rate, 2) for rate in row['conditional_acceptance_rate'])} |"
         for row in measured["results"]
     ]
     advice = "".join(f"{each['sentence']}\n{_CONDITIONS}" for each in (measured.get("advice") or [])[:1])
@@ -91,10 +91,21 @@ def _acceptance(measured: Mapping[str, Any] | None) -> str:
         f"({settings['dtype']} on {settings['device']}), {measured['created']}.\n\n"
     )
     head = (
-        "| drafter | temperature | acceptance length | draft acceptance rate | speedup | "
-        "conditional acceptance rate by position |\n|---|---|---|---|---|---|\n"
+        "| drafter | temperature | drafts | acceptance length | draft acceptance rate | speedup | "
+        "conditional acceptance rate by position |\n|---|---|---|---|---|---|---|\n"
     )
-    return advice + title + head + "\n".join(lines) + "\n"
+    return advice + title + head + "\n".join(lines) + "\n" + _drafting(measured["results"], engine)
+
+
+def _drafting(results: Sequence[Mapping[str, Any]], engine: Engine) -> str:
+    """Which rows describe what the engine does above temperature 0."""
+    warm = [row for row in results if row["temperature"] > 0 and row["drafter"] == results[0]["drafter"]]
+    if not warm:
+        return ""
+    served = f"\nAbove temperature 0 {engine.name} makes {engine.drafting} drafts unless it is told otherwise: "
+    if any(row.get("drafting", "sampled") == engine.drafting for row in warm):
+        return f"{served}that is what the rows with {engine.drafting} drafts describe.\n"
+    return f"{served}none was measured, and its acceptance differs from that of the rows above.\n"
 
 
 def _number(value: float | None, digits: int) -> str:

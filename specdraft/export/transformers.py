@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import ClassVar
 
-from specdraft.export.engine import Engine
+from specdraft.export.engine import SAMPLED, Engine
 from specdraft.export.layout import Layout
 
 
@@ -13,6 +13,7 @@ class Transformers(Engine):
 
     name = "transformers"
     families: ClassVar[Mapping[str, str]] = {"draft_model": "assistant_model"}
+    drafting: ClassVar[str] = SAMPLED
 
     def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
         """The program."""
@@ -26,5 +27,6 @@ class Transformers(Engine):
             'draft.generation_config.num_assistant_tokens_schedule = "constant"\n'
             "draft.generation_config.assistant_confidence_threshold = 0.0  # always draft that many\n"
             'inputs = tokenizer("def main():", return_tensors="pt")\n'
-            "print(tokenizer.decode(target.generate(**inputs, assistant_model=draft, max_new_tokens=64)[0]))\n```\n"
+            "print(tokenizer.decode(target.generate(**inputs, assistant_model=draft, max_new_tokens=64)[0]))\n```\n\n"
+            "With `do_sample=True` the draft model samples, too.\n"
         )

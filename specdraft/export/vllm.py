@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from specdraft.errors import UserError
-from specdraft.export.engine import Engine
+from specdraft.export.engine import GREEDY, SAMPLED, Engine
 from specdraft.export.layout import Layout
 
 # Targets that specdraft can train for, whose classes in vLLM 0.32 do not hand out auxiliary hidden states.
@@ -31,8 +31,12 @@ _WITHOUT_EAGLE3 = {
 _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 
 
+# In vLLM's speculative configuration; Medusa's heads are not sampled whatever it says.
+SAMPLED_DRAFTS = {"draft_sample_method": "probabilistic"}
+
+
 class VLLM(Engine):
-    """vLLM's methods, named as the families are."""
+    """vLLM's methods, named as the families are. It drafts greedily unless told otherwise."""
 
     name = "vllm"
     families: ClassVar[Mapping[str, str]] = {family: family for family in ("eagle3", "eagle", "medusa", "draft_model")}
@@ -58,15 +62,28 @@ class VLLM(Engine):
             )
         return layout
 
+    @classmethod
+    def flags(cls, family: str, directory: str, num_draft_tokens: int, drafting: str = GREEDY) -> str | None:
+        """The speculative configuration as JSON; None for a family that vLLM does not draft so."""
+        if family not in cls.families or (drafting == SAMPLED and family == "medusa"):
+            return None
+        config = {"method": cls.families[family], "model": directory, "num_speculative_tokens": num_draft_tokens}
+        return json.dumps(config | (SAMPLED_DRAFTS if drafting == SAMPLED else {}))
+
     def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
         """The server's command line and the same in Python."""
-        method = self.families[layout.family]
-        config = json.dumps({"method": method, "model": directory, "num_speculative_tokens": num_draft_tokens})
-        chain = "vLLM drafts no trees: it runs the likeliest token of each head, as a chain.\n"
+        config = self.flags(layout.family, directory, num_draft_tokens)
+        drafting = (
+            "vLLM drafts no trees and samples no Medusa heads: it runs the most likely token of each, as a chain, at "
+            "every temperature.\n"
+            if layout.family == "medusa"
+            else "Above temperature 0 vLLM drafts the most likely tokens all the same; with "
+            f"`{json.dumps(SAMPLED_DRAFTS)[1:-1]}` in the configuration it samples its drafts.\n"
+        )
         return (
             f"```bash\nvllm serve {target} --dtype {layout.dtype} --speculative-config '{config}'\n```\n\n"
             f"```python\nfrom vllm import LLM\n\nllm = LLM(model={json.dumps(target)}, "
             f"dtype={json.dumps(layout.dtype)}, speculative_config={config})\n```\n\n"
             "vLLM reports `vllm:spec_decode_num_drafts` and `vllm:spec_decode_num_accepted_tokens`: "
-            "acceptance length = 1 + accepted / drafts.\n" + (chain if layout.family == "medusa" else "")
+            f"acceptance length = 1 + accepted / drafts.\n\n{drafting}"
         )

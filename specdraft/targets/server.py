@@ -1,10 +1,10 @@
 """Hidden states from a running vLLM server, which leaves them in files that this process can open too.
 
-B = batch, T = tokens, n = tokens of a document, a = layers, L = layers of the target, H = hidden size.
+B = sequences, T = tokens in a sequence, n = tokens of a document, a = layers, L = all layers, H = hidden size.
 
 The server extracts the drafter's layers and layer L. vLLM numbers layers as we do, "after k layers", and its layer L is
-the hidden state before the final norm: the norm is applied here, by the target's own module. A packed row is sent
-document by document, as no document may see another.
+the hidden state before the final norm: the norm is applied here, by the target's own module. A packed sequence
+is sent document by document, as no document may see another.
 
 vLLM answers before it has written the file. Beside it lies a lock, which its writer holds until it is done.
 """
@@ -64,12 +64,12 @@ class Connection:
     """A conversation with a server about the hidden states of one target."""
 
     def __init__(self, client: HttpClient, model: str | None, target: "Target", layers: Sequence[int]) -> None:
-        """Ask for the model's name. Raises UserError if nobody answers."""
+        """Ask for the model's name. Raises UserError if there is no answer."""
         self.client, self.target, self.layers = client, target, layers
         self.model = model or client.request("GET", "/models", check=_first_model)["data"][0]["id"]
 
     def features(self, input_ids: Tensor, position_ids: Tensor) -> Features:
-        """Features of packed rows ``[B, T]``, their documents read side by side. Raises UserError."""
+        """Features of packed sequences ``[B, T]``, their documents read side by side. Raises UserError."""
         begins = (position_ids.flatten() == 0).nonzero().flatten()
         documents = [ids.tolist() for ids in input_ids.flatten().tensor_split(begins[1:])]
         by_number = dict(self.client.each(self._states, documents))
@@ -85,7 +85,7 @@ class Connection:
         dtype = self._states(ids[0].tolist()).dtype
         theirs = self.features(ids, positions)
         device = self.target.device
-        # By the weights that are here, whoever reads the rest of the data.
+        # By the weights of this process, also where a server reads the rest of the data.
         ours = LanguageModel.features(self.target, ids.to(device), positions.to(device), self.layers)
         same = _SAME_FP32 if dtype == self.target.dtype == torch.float32 else _SAME
         names = [f"layer {layer}" for layer in self.layers] + ["the last layer"]

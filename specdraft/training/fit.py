@@ -12,7 +12,8 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.data.datamodule import DataModule
-from specdraft.drafters.checkpoint import about_target
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.checkpoint import about_target, check_target, load_drafter
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.export import layout_for
@@ -25,11 +26,9 @@ from specdraft.training.callbacks.rank_heartbeat import broken_connections_expla
 from specdraft.training.checkpoints.resume import CHECKPOINTS
 from specdraft.training.devices import uses_gpus
 from specdraft.training.module import DrafterModule
-from specdraft.training.monitoring.gauges import flops_per_token
-from specdraft.training.monitoring.identity import log_identity
-from specdraft.training.monitoring.loggers import close
+from specdraft.training.monitoring.loggers import close, log_identity
+from specdraft.training.monitoring.metrics import flops_per_token
 from specdraft.training.preflight import Run
-from specdraft.training.start import build_drafter
 from specdraft.training.summary import summary
 
 
@@ -124,3 +123,43 @@ def _precision(config: DictConfig) -> Any:
         return config.trainer.precision
     gpus = uses_gpus(config.trainer.accelerator)
     return "bf16-mixed" if gpus and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple[Drafter, torch.Tensor]:
+    """The drafter and its draft vocabulary, ascending target ids ``[Vd]``. ``data`` is prepared.
+
+    With ``config.init`` it has the weights and the draft vocabulary of that checkpoint. Raises UserError for a
+    checkpoint of another target or another drafter than the configuration describes.
+    """
+    make = build(config.model.drafter, _partial_=True)
+    if config.init is None:
+        vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
+        return make(target=target, draft_vocabulary=vocabulary), vocabulary
+    given, about = load_drafter(config.init)
+    check_target(about, target)
+    ids = getattr(getattr(given, "vocabulary", None), "ids", None)  # None: the whole vocabulary
+    vocabulary = torch.arange(target.vocab_size) if ids is None else ids
+    drafter = make(target=target, draft_vocabulary=vocabulary)
+    _check_alike(drafter, given, config.init)
+    drafter.load_state_dict(given.state_dict())
+    return drafter, vocabulary
+
+
+def _check_alike(drafter: Drafter, given: Drafter, path: str | Path) -> None:
+    if type(drafter) is not type(given):
+        raise UserError(
+            f"init={path} holds a drafter of the kind {type(given).__name__}, and the configuration makes "
+            f"{type(drafter).__name__}: choose the model of the checkpoint"
+        )
+    ours: dict[str, Any] = drafter.config()
+    for name, value in given.config().items():
+        if name not in drafter.training_options and ours.get(name) != value:
+            raise UserError(
+                f"init={path} holds a drafter with {name}={_shown(value)}, and the configuration makes one with "
+                f"{_shown(ours.get(name))}: set model.drafter to what the checkpoint has"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
 
 from specdraft.drafters.base import Drafter
@@ -24,8 +25,7 @@ from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from specdraft.training.activity import Activity
 from specdraft.training.global_batch import step_totals
-from specdraft.training.monitoring.counting import Counts, ratios
-from specdraft.training.monitoring.gauges import memory, peak_flops
+from specdraft.training.monitoring.metrics import Counts, memory, peak_flops, ratios
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.strategies import offloads_optimizer
 
@@ -259,9 +259,10 @@ class DrafterModule(LightningModule):
     # --- optimizer and checkpoints ----------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
-        """The optimizer with the warm-up and cosine schedule over ``trainer.max_steps``."""
-        max_steps = self.trainer.max_steps
-        optimizer = self.settings.build(self.drafter, offloads_optimizer(self.trainer.strategy))
+        """The optimizer and its schedule over ``trainer.max_steps``."""
+        max_steps, strategy = self.trainer.max_steps, self.trainer.strategy
+        plain = not isinstance(strategy, DeepSpeedStrategy)
+        optimizer = self.settings.build(self.drafter, plain, offloads_optimizer(strategy))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.settings.ratio(step, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

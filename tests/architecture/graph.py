@@ -11,8 +11,8 @@ PACKAGE = REPOSITORY / "specdraft"
 
 # The ground floor first. What shares a floor stands side by side: neither imports the other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
-    ("explanation", "files", "http_client", "redaction", "tensors", "text"),
+    ("errors", "text"),
+    ("explanation", "files", "http_client", "redaction", "tensors"),
     ("entry",),
     ("losses", "decoding"),
     ("targets",),

@@ -66,10 +66,11 @@ def test_a_run_directory_and_prompts(run, run_directory, capsys, tmp_path):
         ("prompt_lookup", 0.0),
         ("eagle3", 1.0),
         ("prompt_lookup", 1.0),
+        ("eagle3", 1.0),  # sampled, beside what vLLM does
     ]
     first = written["results"][0]
     assert first["num_draft_tokens"] == 2  # as trained
-    assert first["identical_tokens"] is True and first["requests"] == 3
+    assert first["lossless"] is True and first["requests"] == 3
     assert {row["category"] for row in written["categories"]} == {"chat", "uncategorized"}
     settings = written["settings"]
     assert settings["target"]["name"] == str(run_directory / "target") and settings["dtype"] == "float32"
@@ -92,7 +93,8 @@ def test_overrides(run, run_directory):
         "cost_model.seconds=0",
         "cost_model.batch_sizes=[2]",
     )
-    assert [(row["drafter"], row["temperature"]) for row in written["results"]] == [("eagle3", 0.5)]
+    found = [(row["label"], row["temperature"], row["drafting"]) for row in written["results"]]
+    assert found == [("eagle3", 0.5, "greedy"), ("eagle3, sampled", 0.5, "sampled")]  # vLLM's way, and the other
     assert written["results"][0]["num_draft_tokens"] == 3 and written["settings"]["prompts"] == 1
 
 

@@ -11,12 +11,16 @@ from specdraft.data.sources.prompts import encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.rules import Typical
-from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.decoding.shapes import StaticTree
+from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, write_report
 from specdraft.evaluation.report.html import html
 from specdraft.evaluation.report.table import table
+from specdraft.evaluation.speedup.model import CostSettings
+from specdraft.export.transformers import Transformers
+from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 
 SETTINGS = EvaluationSettings(num_draft_tokens=3, temperatures=(0.0, 1.0), max_new_tokens=24, seed=3)
@@ -84,7 +88,7 @@ def test_rows_and_their_counts(evaluation, target, prompts):
 
 def test_greedy_tokens_are_the_targets_own(evaluation):
     for row in evaluation.results:
-        assert row.identical_tokens is (True if row.temperature == 0 else None)
+        assert row.lossless is (True if row.temperature == 0 else None)
 
 
 def test_every_way_decodes_the_same_conversation(target, prompts, monkeypatch):
@@ -109,22 +113,6 @@ def test_every_way_decodes_the_same_conversation(target, prompts, monkeypatch):
     second_turn = target.tokenizer.decode(pairs[1][0][1])
     assert target.tokenizer.decode(baseline[4], skip_special_tokens=True) in second_turn
     assert second_turn.endswith("<|user|>\nand then?<|end|>\n<|assistant|>\n")
-
-
-def test_a_lossy_drafter_is_reported_loudly(target, prompts, monkeypatch):
-    generate = Decoder.generate
-
-    def lossy(self, prompt_ids, max_new_tokens, seed=0):
-        result = generate(self, prompt_ids, max_new_tokens, seed)
-        if self.drafter is not None:
-            result.tokens = [*result.tokens[:-1], result.tokens[-1] ^ 1]
-        return result
-
-    monkeypatch.setattr(Decoder, "generate", lossy)
-    settings = replace(SETTINGS, temperatures=(0.0,))
-    evaluation = evaluate(target, PromptLookup(), prompts[:2], settings, progress=False)
-    assert evaluation.results[0].differing_requests == 2
-    assert "!!! NOT LOSSLESS: 2 of 2 answers of prompt_lookup differ" in table(evaluation)
 
 
 def test_json_and_report(evaluation, tmp_path):
@@ -211,40 +199,6 @@ def test_bad_input_is_found_before_decoding(target, prompts, monkeypatch):
         evaluate(target, PromptLookup(), [], SETTINGS)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"num_draft_tokens": 0}, "num_draft_tokens is 0: expected at least 1"),
-        ({"num_draft_tokens": "many"}, "num_draft_tokens is many"),
-        ({"max_new_tokens": 1}, "max_new_tokens is 1: expected at least 2"),
-        ({"temperature": []}, "empty list"),
-        ({"temperature": ["hot"]}, "temperature is 'hot'"),
-        ({"temperature": [0.0, -1.0]}, "temperature is -1.0"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-    ],
-)
-def test_bad_settings(options, said):
-    config = {"num_draft_tokens": 5, "temperature": 0.0, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0, **options}
-    with pytest.raises(UserError, match=said):
-        EvaluationSettings.from_config(config)
-
-
-def test_settings_from_config():
-    config = {"num_draft_tokens": 5, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0}
-    assert EvaluationSettings.from_config({**config, "temperature": 0.7}).temperatures == (0.7,)
-    assert EvaluationSettings.from_config({**config, "temperature": [0.0, 1.0, 0.0]}, seed=2).temperatures == (0.0, 1.0)
-
-
-def test_shape_and_rule_from_config():
-    config = {"num_draft_tokens": 4, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
-    shape = {"_target_": "specdraft.decoding.shapes.DynamicTree", "depth": 4, "top_k": 2, "num_nodes": 6}
-    rule = {"_target_": "specdraft.decoding.rules.Typical", "epsilon": 0.2, "delta": 0.4}
-    settings = EvaluationSettings.from_config({**config, "shape": shape, "rule": rule})
-    assert settings.shape == DynamicTree(4, 2, 6) and settings.rule == Typical(0.2, 0.4)
-    with pytest.raises(UserError, match="num_draft_tokens is 0"):  # checked before a shape reads it
-        EvaluationSettings.from_config({**config, "num_draft_tokens": 0, "shape": {"_target_": "nowhere"}})
-
-
 def test_a_tree_and_a_measured_shape(target, prompts):
     asked = []
 
@@ -258,7 +212,7 @@ def test_a_tree_and_a_measured_shape(target, prompts):
     assert asked == [(drafter, target)]
     assert evaluation.settings["draft_tree"] == "static tree of 3" and evaluation.settings["num_draft_tokens"] == 2
     assert all(result.counts.num_draft_tokens == 2 for result in evaluation.results)
-    assert evaluation.results[0].identical_tokens
+    assert evaluation.results[0].lossless
 
 
 def test_a_lossy_rule_says_so_and_by_how_much(target, prompts):
@@ -272,3 +226,42 @@ def test_a_lossy_rule_says_so_and_by_how_much(target, prompts):
     assert "lossy: Typical" in page and f"{sampled.divergence:.3f}" in page
     exact = evaluate(target, PromptLookup(), prompts, SETTINGS, progress=False)
     assert "lossy" not in (table(exact) + html(exact.to_dict())).lower()
+
+
+@pytest.fixture(scope="module")
+def for_vllm(target, prompts):
+    torch.manual_seed(0)
+    drafter = Medusa.for_target(target, num_heads=3)
+    compare = {"prompt_lookup": PromptLookup()}
+    cost = CostSettings((1,), (), 0.01)
+    return evaluate(target, drafter, prompts, SETTINGS, compare, progress=False, cost=cost, engine=VLLM())
+
+
+def test_an_evaluation_for_an_engine_drafts_as_it_does(for_vllm):
+    """The other way stands beside it, of what has a distribution to sample from."""
+    found = [(row.label, row.temperature, row.drafting) for row in for_vllm.results]
+    assert found == [
+        ("medusa", 0.0, "greedy"),
+        ("prompt_lookup", 0.0, "greedy"),
+        ("medusa", 1.0, "greedy"),
+        ("prompt_lookup", 1.0, "greedy"),
+        ("medusa, sampled", 1.0, "sampled"),
+    ]
+    assert [row.beside for row in for_vllm.results] == [False] * 4 + [True]
+    assert for_vllm.settings["drafting"] == "greedy" and for_vllm.settings["engine"] == "vllm"
+    assert all(not row.beside for row in for_vllm.categories) and len(for_vllm.categories) == 8
+    assert all(advice.drafting == "greedy" for advice in for_vllm.advice)
+
+
+def test_table_and_page_say_which_drafts_a_number_is_of(for_vllm, target, prompts):
+    text = table(for_vllm)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "greedy drafts, as vllm drafts" in text and "for comparison, sampled drafts" in text
+    page = html(for_vllm.to_dict())
+    assert "medusa · greedy drafts" in page and "medusa, sampled" in page
+    sampled = evaluate(target, PromptLookup(), prompts, SETTINGS, progress=False, engine=Transformers())
+    assert sampled.settings["drafting"] == "sampled"
+    explicit = replace(SETTINGS, drafting="sampled", temperatures=(1.0,))
+    drafter = Medusa.for_target(target, num_heads=3)
+    (only,) = evaluate(target, drafter, prompts, explicit, progress=False, engine=VLLM()).results
+    assert only.drafting == "sampled" and not only.beside

@@ -4,7 +4,10 @@
 def result(drafter, temperature, category=None):
     row = {
         "drafter": drafter,
+        "label": drafter,
         "temperature": temperature,
+        "drafting": "greedy",
+        "beside": False,
         "requests": 4,
         "num_draft_tokens": 3,
         "rounds": 10,
@@ -16,7 +19,8 @@ def result(drafter, temperature, category=None):
         "cost_ratio": 0.1,
         "verification_cost_ratio": 1.2,
         "nodes_per_round": 3.0,
-        "differing_requests": None,
+        "differences": None,
+        "lossless": None,
         "divergence": None,
     }
     for name in ("acceptance_length", "acceptance_length_per_request", "speedup"):
@@ -48,6 +52,7 @@ def evaluation(drafter="eagle3", run="a"):
         "benchmark": "b.jsonl",
     }
     settings |= {"prompts": 4, "max_new_tokens": 16, "draft_tree": "chain of 3", "rule": "rejection sampling"}
+    settings |= {"drafting": "greedy", "engine": "vllm"}
     return {
         "created": "2026-01-02",
         "settings": settings | {"dtype": "float32", "device": "cpu", "temperatures": [0.0, 1.0]},

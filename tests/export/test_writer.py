@@ -148,6 +148,7 @@ def test_model_card(make_checkpoint, identity):
     row = {
         "drafter": "eagle3",
         "temperature": 0.0,
+        "drafting": "greedy",
         "acceptance_length": 2.345,
         "draft_acceptance_rate": 0.336,
         "speedup": 1.5,
@@ -157,7 +158,15 @@ def test_model_card(make_checkpoint, identity):
     evaluation = {"created": "2026-01-02", "settings": settings, "results": [row]}
     (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation))
     card = (export(checkpoint.parent, VLLM()) / "README.md").read_text()
-    assert "| eagle3 | 0 | 2.35 | 0.336 | 1.50 | 0.75, – |" in card and "40 prompts" in card
+    assert "| eagle3 | 0 | greedy | 2.35 | 0.336 | 1.50 | 0.75, – |" in card and "40 prompts" in card
+    assert "Above temperature 0 vllm" not in card
+    warm = [row | {"temperature": 1.0, "drafting": drafting} for drafting in ("greedy", "sampled")]
+    for rows, said in ((warm, "what the rows with greedy drafts describe"), (warm[1:], "none was measured")):
+        (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation | {"results": [row, *rows]}))
+        card = (export(checkpoint.parent, VLLM()) / "README.md").read_text()
+        assert "| eagle3 | 1 | sampled | 2.35 |" in card
+        assert "Above temperature 0 vllm makes greedy drafts unless it is told otherwise: " in card and said in card
+    assert '"draft_sample_method": "probabilistic"' in card
     advice = {"num_speculative_tokens": 2, "sentence": "Draft 2 tokens a round."}
     (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation | {"advice": [advice]}))
     card = (export(checkpoint.parent, VLLM()) / "README.md").read_text()

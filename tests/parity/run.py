@@ -1,9 +1,12 @@
 """``make parity``: exported drafters in the real vLLM give the same tokens and exactly the same counts as our decoder.
 
 Trains a short drafter of every family on the embedded target unless ``--head`` names a checkpoint, exports them,
-decodes held-out prompts here and in vLLM (another environment, another process), and compares. Exits with 1 if
+decodes held-out prompts here and in vLLM (another environment, another process), and compares. Above temperature 0 it
+compares acceptance lengths: vLLM's own greedy drafts and, with ``draft_sample_method``, sampled ones. Exits with 1 if
 anything differs.
 """
+
+import specdraft.threads  # noqa: F401  # first of all
 
 import argparse
 import json
@@ -17,15 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from comparison import Run, decode, differences, rate_difference, table
 
 from specdraft.data.sources.prompts import encode, load_prompts
 from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, find, load_drafter
 from specdraft.errors import UserError, exit_on_user_error
 from specdraft.export import export
-from specdraft.export.parity import Run, decode, differences, table
+from specdraft.export.engine import GREEDY, SAMPLED
 from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 from specdraft.targets.loading import location
@@ -50,6 +56,7 @@ MODELS = {
     "draft": ["trainer.max_steps=100"],
 }
 # Equality means nothing for a drafter that is not accepted; Medusa's later heads seldom are.
+WARM = 1.0  # the temperature at which rates are compared, of the first of the families that vLLM samples drafts of
 LEAST_ACCEPTANCE_LENGTH = {"eagle3": 1.5, "eagle": 1.4, "medusa": 1.25, "draft_model": 1.5}
 
 
@@ -139,19 +146,29 @@ def main() -> None:
     # counts them. Our decoder goes on drafting, so the counts are comparable before that point only.
     prompts = held_out_prompts(target, options.prompts, MAX_NEW_TOKENS + 2 * options.num_draft_tokens)
     ready = time.perf_counter()
+    k = options.num_draft_tokens
     ours = {
-        family: decode(Decoder(target, drafter, options.num_draft_tokens), prompts, MAX_NEW_TOKENS)
-        for family, drafter in drafters.items()
+        family: decode(Decoder(target, drafter, k), prompts, MAX_NEW_TOKENS) for family, drafter in drafters.items()
     }
+    warm = next((family for family in drafters if VLLM.flags(family, "", k, SAMPLED)), None)
+    shapes = {drafting: StaticTree.chain(k, sampled=drafting == SAMPLED) for drafting in (GREEDY, SAMPLED) if warm}
+    warm_ours = {
+        drafting: decode(Decoder(target, drafters[warm], shape, Sampling(WARM)), prompts, MAX_NEW_TOKENS)
+        for drafting, shape in shapes.items()
+    }
+    runs = [{"name": family, "flags": VLLM.flags(family, directories[family], k)} for family in drafters]
+    runs += [
+        {"name": drafting, "flags": VLLM.flags(warm, directories[warm], k, drafting), "temperature": WARM}
+        for drafting in shapes
+    ]
     decoded = time.perf_counter()
     theirs = answers(
         options,
         {
             "target": location(target.identity.name),
             "revision": target.identity.revision,
-            "drafters": directories,
+            "runs": [run | {"flags": json.loads(run["flags"])} for run in runs],
             "prompts": prompts,
-            "num_draft_tokens": options.num_draft_tokens,
             "max_new_tokens": MAX_NEW_TOKENS,
             "max_model_len": target.max_length,
             "max_num_seqs": options.max_num_seqs,
@@ -169,7 +186,29 @@ def main() -> None:
         found = differences(run, theirs["plain"], theirs[family], LEAST_ACCEPTANCE_LENGTH[family])
         print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal: tokens and all counts")
         failed = failed or bool(found)
+    failed = rates_differ(warm, warm_ours, theirs, bool(options.head)) or failed
     sys.exit(1 if failed else 0)
+
+
+def rates_differ(family: str | None, ours: dict[str, Run], theirs: dict[str, Run], own_head: bool) -> bool:
+    """Compare acceptance above temperature 0, of each way of drafting; the two ways must be told apart."""
+    failed = False
+    for drafting, run in ours.items():
+        gap, (low, high) = rate_difference(run, theirs[drafting])
+        rounds = sum(map(len, theirs[drafting].accepted_per_round))
+        equal = low <= 0 <= high
+        print(
+            f"\n{'equal' if equal else 'DIFFERENT'}: {family} at temperature {WARM:g}, {drafting} drafts: acceptance "
+            f"length {run.acceptance_length:.3f} by our decoder, {theirs[drafting].acceptance_length:.3f} by vLLM in "
+            f"{rounds} rounds; difference {gap:+.3f} [{low:+.3f}, {high:+.3f}] (99.9 %)"
+        )
+        failed = failed or not equal
+    if ours:
+        low, high = rate_difference(ours[GREEDY], theirs[SAMPLED])[1]
+        if low <= 0 <= high:
+            print("The two ways of drafting are accepted alike here: this comparison would not notice the wrong one.")
+            failed = failed or not own_head  # the short drafters do tell them apart
+    return failed
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ greedily through it, token ids in and out, then through ``vllm.LLM``, and compar
 token by token. Exits with 1 if anything differs.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import json
 import os

@@ -1,7 +1,8 @@
 """The engine's half of the parity check. Runs in an environment of its own, which holds vLLM and not specdraft.
 
 ``python -P tests/parity/vllm_side.py request.json answer.json``: decodes the request's prompts without drafting, then
-with each exported drafter, and writes all as the fields of ``specdraft.export.parity.Run``.
+with each of its runs (a speculative configuration, perhaps a temperature), and writes all as the fields of
+``tests.parity.comparison.Run``.
 """
 
 import gc
@@ -30,7 +31,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 METRIC = "vllm:spec_decode_num_"
 
 
-def decode(request: dict[str, Any], speculative: dict[str, Any] | None) -> dict[str, Any]:
+def decode(request: dict[str, Any], speculative: dict[str, Any] | None, temperature: float = 0.0) -> dict[str, Any]:
     """Tokens of every prompt and, with drafting, vLLM's own counts: in total and per verification step."""
     started = time.perf_counter()
     llm = LLM(
@@ -48,13 +49,17 @@ def decode(request: dict[str, Any], speculative: dict[str, Any] | None) -> dict[
     )
     loaded = time.perf_counter()
     # Both sides stop at the same ids: the request's, not those that vLLM would look up.
-    sampling = SamplingParams(
-        temperature=0.0,
-        max_tokens=request["max_new_tokens"],
-        stop_token_ids=request["eos_token_ids"],
-        ignore_eos=True,
-        detokenize=False,
-    )
+    sampling = [
+        SamplingParams(
+            temperature=temperature,
+            max_tokens=request["max_new_tokens"],
+            stop_token_ids=request["eos_token_ids"],
+            ignore_eos=True,
+            detokenize=False,
+            seed=number if temperature else None,
+        )
+        for number in range(len(request["prompts"]))
+    ]
     prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
     outputs = [output.outputs[0] for output in llm.generate(prompts, sampling, use_tqdm=False)]
     steps = [output.spec_decode_metrics for output in outputs] if speculative else []
@@ -85,9 +90,8 @@ def main() -> None:
     """Read the request, decode without and with every drafter, write the answers."""
     request = json.loads(Path(sys.argv[1]).read_text())
     answer = {"plain": decode(request, None)}
-    for method, directory in request["drafters"].items():
-        speculative = {"method": method, "model": directory, "num_speculative_tokens": request["num_draft_tokens"]}
-        answer[method] = decode(request, speculative)
+    for run in request["runs"]:
+        answer[run["name"]] = decode(request, run["flags"], run.get("temperature", 0.0))
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

@@ -19,7 +19,7 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.data.datamodule import DataModule
-from specdraft.data.packing import HeldRows
+from specdraft.data.packing import PackedTensor
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
@@ -74,7 +74,7 @@ class Rows(DataModule):
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(source=SimpleNamespace(name="rows"), batch_size=batch_size)
-        self._splits = {"train": SimpleNamespace(rows=HeldRows.of(make_rows()), fingerprint="rows")}
+        self._splits = {"train": SimpleNamespace(data=PackedTensor.of(make_rows()), about={"fingerprint": "rows"})}
 
 
 def draft(target: Target, copies: int = 2, **options: Any) -> DraftModel:

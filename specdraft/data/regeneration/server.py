@@ -2,7 +2,7 @@
 
 Token ids go in and come out where the server knows them, as ``vllm serve`` does (``/v1/completions`` with
 ``return_token_ids``): training then sees the very tokens that were sampled. Other servers get the conversation
-(``/v1/chat/completions``) and give words, which the target's tokenizer splits anew. What that loses: where the sampled
+(``/v1/chat/completions``) and give words, which the target's tokenizer tokenizes again. That loses where the sampled
 tokens began and ended, special tokens and tool calls in an answer, and the certainty that the server's chat template
 is the target's; a document's beginning cannot be continued at all.
 """

@@ -16,7 +16,7 @@ def all_charts(evaluation: Row) -> Iterator[Figure]:
     """Every chart of the page, in its order."""
     results = evaluation["results"]
     yield from cost_charts(evaluation)
-    yield from overview_charts(results, list(dict.fromkeys(row["drafter"] for row in results)))
+    yield from overview_charts(results, list(dict.fromkeys(row["label"] for row in results)))
     for temperature in dict.fromkeys(row["temperature"] for row in results):
         here = [
             [row for row in evaluation[name] if row["temperature"] == temperature] for name in ("results", "categories")
@@ -77,7 +77,7 @@ def overview_charts(results: Sequence[Row], drafters: Sequence[str]) -> Iterator
                 [
                     Point(temperatures.index(row["temperature"]), row[name], row[f"{name}_interval"])
                     for row in results
-                    if row["drafter"] == drafter and row[name] is not None
+                    if row["label"] == drafter and row[name] is not None
                 ],
             )
             for drafter in drafters
@@ -91,11 +91,11 @@ def temperature_charts(results: Sequence[Row], categories: Sequence[Row]) -> Ite
     for row in results:
         found = zip(row["conditional_acceptance_rate"], row["conditional_acceptance_interval"], strict=True)
         points = [Point(i, rate, interval) for i, (rate, interval) in enumerate(found, 1) if rate is not None]
-        series.append(Series(row["drafter"], points))
+        series.append(Series(row["label"], points))
     caption = "Acceptance by position reached"
     yield caption, lines(caption, series, "position in the draft")
     caption = "Accepted tokens of a round"
-    yield caption, bars(caption, [Series(row["drafter"], _histogram(row)) for row in results], "accepted tokens")
+    yield caption, bars(caption, [Series(row["label"], _histogram(row)) for row in results], "accepted tokens")
     if categories:
         labels = list(dict.fromkeys(row["category"] for row in categories))
         series = [
@@ -108,6 +108,7 @@ def temperature_charts(results: Sequence[Row], categories: Sequence[Row]) -> Ite
                 ],
             )
             for result in results
+            if not result["beside"]
         ]
         caption = "Acceptance length by category"
         yield caption, rows(caption, labels, series, "tokens a round", x_from=1.0)

@@ -16,6 +16,7 @@ from specdraft.files import atomic_file
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
 
+_ALIKE = ["target", "benchmark", "prompts", "draft_tree", "rule", "drafting", "temperatures", "max_new_tokens", "dtype"]
 _GATHERED = ("results", "categories", "cost_models", "checks", "advice", "samples")
 
 
@@ -40,7 +41,7 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     first = evaluations[0]
     for other in evaluations[1:]:
-        for key in ("target", "benchmark", "prompts", "draft_tree", "rule", "temperatures", "max_new_tokens", "dtype"):
+        for key in _ALIKE:
             if other["settings"].get(key) != first["settings"].get(key):
                 raise UserError(
                     f"evaluations differ in {key} ({first['settings'].get(key)} and {other['settings'].get(key)}): "
@@ -53,7 +54,10 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for each, checkpoint in zip(evaluations, checkpoints, strict=True):
             own = each["results"][0]["drafter"]
             name = f"{own} {_run(checkpoint)}"
-            together[kind] += [{**row, "drafter": name} for row in each[kind] if row["drafter"] == own]
+            renamed = [row | {"drafter": name} for row in each[kind] if row["drafter"] == own]
+            together[kind] += [
+                row | {"label": row["label"].replace(own, name, 1)} if "label" in row else row for row in renamed
+            ]
         together[kind] += [row for row in first[kind] if row["drafter"] != first["results"][0]["drafter"]]
     return together
 

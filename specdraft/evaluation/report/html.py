@@ -63,7 +63,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
     environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
     settings, first = evaluation["settings"], evaluation["results"][0]
     baseline = {each["temperature"]: each for each in evaluation["baseline"]}
-    drafters = list(dict.fromkeys(row["drafter"] for row in evaluation["results"]))
+    drafters = list(dict.fromkeys(row["label"] for row in evaluation["results"]))
     compared = drafters[: 1 + len(settings.get("compared", []))]
     whose = f"{first['drafter']}: " if len(compared) > 1 else ""
     figures = [
@@ -84,7 +84,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
                 "temperature": f"{temperature:g}",
                 "about": f"Without drafting {_number(alone['tokens_per_second'], 1)} tokens/s; "
                 f"{_share(alone['distinct_4gram'])} of the 4-grams in the target's own answers are distinct.",
-                "table": _table([(row["drafter"], row) for row in results], "drafter"),
+                "table": _table([(row["label"] + _drafting(row), row) for row in results], "drafter"),
                 "charts": _markup(temperature_charts(results, categories)),
                 "categories": _table([(f"{row['category']} · {row['drafter']}", row) for row in categories], "category")
                 if categories
@@ -112,16 +112,24 @@ def html(evaluation: Mapping[str, Any]) -> str:
 def _warnings(evaluation: Mapping[str, Any]) -> Iterable[str]:
     settings = evaluation["settings"]
     for row in evaluation["results"]:
-        if row["differing_requests"]:
+        if row["differences"]:
+            gaps = [each["ulps"] for each in row["differences"]]
+            apart = "" if None in gaps else f" up to {max(gaps):.1f}"
+            verdict = "These are near-ties" if row["lossless"] else "NOT LOSSLESS"
             yield (
-                f"{row['differing_requests']} of {row['requests']} answers of {row['drafter']} differ from the "
-                f"target's own at temperature {row['temperature']:g} in {settings['dtype']}."
+                f"{len(gaps)} of {row['requests']} answers of {row['drafter']} differ from the target's own at "
+                f"temperature {row['temperature']:g}. {verdict}: the logits of the first tokens that differ are"
+                f"{apart} units in the last place of {settings['dtype']} apart."
             )
         if row["divergence"] is not None:
             yield (
                 f"{settings['rule']}: the first token of a round of {row['drafter']} is {row['divergence']:.3f} (total "
                 "variation, mean over rounds) away from the target's distribution."
             )
+
+
+def _drafting(row: Mapping[str, Any]) -> str:
+    return f" · {row['drafting']} drafts" if row["temperature"] and not row["beside"] else ""
 
 
 def _when(created: str) -> str:

@@ -14,7 +14,7 @@ def table(evaluation: Evaluation) -> str:
         *([f"benchmark: {settings['benchmark']}"] if "benchmark" in settings else []),
         f"{settings['prompts']} prompts, up to {settings['max_new_tokens']} tokens each, drafts: "
         f"{settings['draft_tree']}, {settings['dtype']} on {settings['device']}",
-        "intervals: 95 %, bootstrap over prompts",
+        "intervals: 95 %, bootstrap-t over prompts",
     ]
     if settings["rule"].startswith("lossy"):
         lines.append(f"above temperature 0 the rule is {settings['rule']}")
@@ -24,8 +24,11 @@ def table(evaluation: Evaluation) -> str:
         lines += [
             "",
             f"Temperature {temperature:g}: without drafting {alone:.1f} tokens/s, distinct 4-grams {100 * share:.0f} %",
-            *_rows([(result.drafter, result) for result in results], "drafter"),
         ]
+        for beside in (False, True):
+            shown = [(result.drafter, result) for result in results if result.beside is beside]
+            if shown:
+                lines += _rows(shown, "drafter" if temperature == 0 else _drafting(shown[0][1], settings["engine"]))
         for result in results:
             lines += ["", *_details(result)]
         lines += [*_differences(results, settings["dtype"])]
@@ -36,6 +39,13 @@ def table(evaluation: Evaluation) -> str:
             if own:
                 lines += ["", *_rows([(str(row.category), row) for row in own], f"by category: {result.drafter}")]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _drafting(result: Result, engine: str | None) -> str:
+    """What the results of a temperature above 0 are of. Drafters without parameters draft greedily in any case."""
+    if result.beside:
+        return f"for comparison, {result.drafting} drafts"
+    return f"{result.drafting} drafts" + (f", as {engine} drafts" if engine else "")
 
 
 def _rows(rows: list[tuple[str, Result]], title: str) -> list[str]:
@@ -53,7 +63,7 @@ def _rows(rows: list[tuple[str, Result]], title: str) -> list[str]:
 def _details(result: Result) -> list[str]:
     counts = result.counts
     lines = [
-        f"{result.drafter}: draft acceptance rate {counts.draft_acceptance_rate:.3f}, cost ratio c "
+        f"{result.label}: draft acceptance rate {counts.draft_acceptance_rate:.3f}, cost ratio c "
         f"{result.cost_ratio:.3f},",
         f"  modeled speedup {result.modelled_speedup:.2f}; verifying {result.nodes_per_round:.1f} nodes costs "
         f"{result.verification_cost_ratio:.2f} target steps",
@@ -76,13 +86,14 @@ def _details(result: Result) -> list[str]:
 def _differences(results: list[Result], dtype: str) -> list[str]:
     lines = []
     for result in results:
-        if not result.differing_requests:
+        if not result.differences:
             continue
-        what = f"{result.differing_requests} of {result.requests} answers of {result.drafter} differ from the target's"
-        if dtype in ("float32", "float64"):
-            lines += ["", f"!!! NOT LOSSLESS: {what} own at temperature 0 in {dtype} !!!"]
+        what = f"{len(result.differences)} of {result.requests} answers of {result.drafter} differ from the target's"
+        gap = f"up to {max(each.ulps for each in result.differences):.1f} units in the last place of {dtype}"
+        if result.lossless:
+            lines += ["", f"{what} own:", f"  near-ties, logits {gap} apart"]
         else:
-            lines += ["", f"{what} own: near-ties in {dtype} (measure identity in float32)"]
+            lines += ["", f"!!! NOT LOSSLESS: {what} !!!", f"  own at temperature 0, logits {gap} apart"]
     return lines
 
 

@@ -1,11 +1,11 @@
 """From the cost model to a plain sentence: with which setting to serve, what to expect, when to turn drafting off."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from specdraft.evaluation.speedup.model import CostModel
+from specdraft.export.engine import SAMPLED, Engine
 from specdraft.export.vllm import VLLM
 
 
@@ -13,11 +13,13 @@ from specdraft.export.vllm import VLLM
 class Advice:
     """For one drafter. num_speculative_tokens: of a chain, what every engine takes; None: better not to draft.
 
-    expected: speedup of decoding at batch size 1 by temperature. gains_up_to, loses_from: batch sizes that were tried.
-    longest: whether longer drafts than were evaluated might do better still.
+    drafting: how drafts were made above temperature 0. expected: speedup of decoding at batch size 1 by temperature.
+    gains_up_to, loses_from: batch sizes that were tried. longest: whether longer drafts than were evaluated might do
+    better still. vllm: its speculative configuration, if it drafts so.
     """
 
     drafter: str
+    drafting: str
     num_speculative_tokens: int | None
     expected: dict[str, float]
     gains_up_to: int
@@ -28,7 +30,7 @@ class Advice:
     @property
     def sentence(self) -> str:
         """The advice in words."""
-        figures = [f"{gain:.2f} times as fast at temperature {t}" for t, gain in self.expected.items()]
+        figures = [f"{gain:.2f} times as fast at temperature {t}{self._how(t)}" for t, gain in self.expected.items()]
         expected = " and ".join(figures)
         if self.num_speculative_tokens is None:
             return f"Do not draft with {self.drafter} here: the best chain is expected to decode {expected}."
@@ -43,15 +45,21 @@ class Advice:
         unless = f" At temperature {losing} it loses: do not draft there." if losing else ""
         return start + end + more + unless
 
+    def _how(self, temperature: str) -> str:
+        return f" with {self.drafting} drafts" if float(temperature) else ""
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return {**asdict(self), "sentence": self.sentence}
 
 
-def advise(models: Sequence[CostModel], family: str) -> Advice | None:
+def advise(
+    models: Sequence[CostModel], family: str, drafting: str = SAMPLED, engine: Engine | None = None
+) -> Advice | None:
     """Advice from the models of one drafter, the first temperature deciding; None where no chain was predicted.
 
-    family: which kind of drafter it is, whatever its name; vLLM's flags are given for those that it serves.
+    family: which kind of drafter it is, whatever its name; drafting: of the models above temperature 0. vLLM's flags
+    are given for what it serves, unless the advice is for another engine.
     """
     first = models[0]
     best = first.best(1)
@@ -68,10 +76,11 @@ def advise(models: Sequence[CostModel], family: str) -> Advice | None:
     gaining = [size for size in first.target_step_seconds if loses is None or size < loses]
     longest = max(each.tokens for each in first.predictions if each.kind == "chain")
     flags = None
-    if family in VLLM.families and best.speedup > 1:
-        flags = json.dumps({"method": VLLM.families[family], "model": "EXPORT_DIRECTORY", "num_speculative_tokens": k})
+    if best.speedup > 1 and (engine is None or isinstance(engine, VLLM)):
+        flags = VLLM.flags(family, "EXPORT_DIRECTORY", k, drafting)
     return Advice(
         first.drafter,
+        drafting,
         k if best.speedup > 1 else None,
         expected,
         max(gaining, default=0),

@@ -7,7 +7,6 @@ that can draft a static tree can be asked.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,6 @@ def measured_tree(
     num_nodes: int,
     depth: int,
     top_k: int,
-    sampled: bool = True,
     limit: int = 16,
     max_new_tokens: int = 64,
 ) -> StaticTree:
@@ -53,7 +51,7 @@ def measured_tree(
     decoder = Decoder(target)
     answers = [(prompt, decoder.generate(prompt, max_new_tokens).tokens) for prompt in fitting]
     accuracies = rank_accuracies(draft_ranks(drafter, target, answers, depth, top_k), depth, top_k)
-    return replace(tree_from_accuracies(accuracies, num_nodes), sampled=sampled)
+    return tree_from_accuracies(accuracies, num_nodes)
 
 
 @torch.inference_mode()

@@ -115,7 +115,7 @@ class LiveAcceptance(Callback):
         self._stop = find_callback(trainer, StopSignal)
         if self.num_prompts is not None:
             data: DataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector
-            found = data.evaluation_prompts_by_category("validation", self.num_prompts, self.max_new_tokens)
+            found = data.evaluation_prompts("validation", self.num_prompts, self.max_new_tokens)
             self.categories, self.prompts = [category for category, _ in found], [ids for _, ids in found]
 
     def on_train_batch_end(
@@ -157,6 +157,7 @@ class LiveAcceptance(Callback):
             self.best, self.best_step = length, step
             if trainer.is_global_zero:
                 training = {"step": step, "live_acceptance_length": self.best} | module.about.get("training", {})
+                training["live_drafting"] = "greedy" if self.sampling.greedy else "sampled"
                 save_drafter(drafter, self.directory, module.target.identity, module.about | {"training": training})
 
     def _decode(self, trainer: Trainer, module: "DrafterModule", drafter: Drafter) -> Measurement | None:

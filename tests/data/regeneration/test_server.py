@@ -147,7 +147,7 @@ def test_whatever_passes_is_survived(world: World, target: Target, talks: Any, t
     world.seen.clear()
     world.trouble = trouble
     again = regenerate(target, talks(9), SETTINGS, tmp_path / "storm", 256, "train conversations", engine(world))
-    assert list(again.records()) == list(done.records())
+    assert list(again.outcomes()) == list(done.outcomes())
     assert done.counts.turns == calm == len(world.seen) < sum(world.seen.values())
 
 

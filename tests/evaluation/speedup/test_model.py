@@ -9,6 +9,7 @@ from specdraft.errors import UserError
 from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.model import CostSettings, chain_acceptance_length, measured_lengths, predict
 from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
+from specdraft.export.sglang import SGLang
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
 
@@ -58,7 +59,8 @@ def test_best_setting_and_where_drafting_loses(model):
 
 
 def test_advice_says_what_the_model_says(model):
-    advice = advise([model], "eagle3")
+    advice = advise([model], "eagle3", "greedy")
+    assert "draft_sample_method" not in advice.vllm
     assert '"num_speculative_tokens": 2' in advice.vllm and '"method": "eagle3"' in advice.vllm
     assert (advice.gains_up_to, advice.loses_from, advice.longest) == (2, 4, False)
     assert advice.sentence == (
@@ -66,12 +68,15 @@ def test_advice_says_what_the_model_says(model):
         "4 requests side by side, where no chain gains."
     )
     warm = predict("eagle3", 1.0, {(1, None): StepTime(0.0, 1.0), (1, CHAINS[2]): StepTime(0.2, 1.8)}, [1.3, 1.5], {})
-    assert advise([model, warm], "eagle3").sentence == (
+    assert advise([model, warm], "eagle3", "greedy").sentence == (
         "Draft 2 tokens a round with eagle3 and expect to decode 1.50 times as fast at temperature 0 and 0.75 times as "
-        "fast at temperature 1; turn it off from 4 requests side by side, where no chain gains. At temperature 1 it "
-        "loses: do not draft there."
+        "fast at temperature 1 with greedy drafts; turn it off from 4 requests side by side, where no chain gains. At "
+        "temperature 1 it loses: do not draft there."
     )
     assert advise([model], "hydra").vllm is None  # vLLM serves no Hydra
+    assert '"draft_sample_method": "probabilistic"' in advise([model], "eagle3", "sampled").vllm
+    assert advise([model], "medusa", "sampled").vllm is None  # vLLM samples no Medusa heads
+    assert advise([model], "eagle3", "greedy", SGLang()).vllm is None
 
 
 def test_advice_against_drafting():

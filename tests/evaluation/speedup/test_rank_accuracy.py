@@ -183,8 +183,7 @@ def test_answers_without_a_token_to_draft_are_refused(target):
         accuracies_of(PromptLookup(), target, answered(target, [[1, 2, 3]], 1), depth=2, top=3)
 
 
-@pytest.mark.parametrize("sampled", [True, False])
-def test_a_tree_is_measured_on_validation_prompts_that_fit(tokenizer, sampled, monkeypatch):
+def test_a_tree_is_measured_on_validation_prompts_that_fit(tokenizer, monkeypatch):
     """The second prompt is longer than the context."""
     asked = []
 
@@ -197,9 +196,9 @@ def test_a_tree_is_measured_on_validation_prompts_that_fit(tokenizer, sampled, m
     target = Target.from_model(tiny_llama(len(tokenizer)), tokenizer)
     torch.manual_seed(0)
     drafter = Medusa.for_target(target, num_heads=3)
-    tree = measured_tree(drafter, target, 6, depth=3, top_k=4, sampled=sampled, limit=2, max_new_tokens=12)
+    tree = measured_tree(drafter, target, 6, depth=3, top_k=4, limit=2, max_new_tokens=12)
     assert asked == [("validation", 2)]
-    assert tree.num_nodes == 6 and tree.sampled is sampled and tree.depth <= 3
+    assert tree.num_nodes == 6 and tree.depth <= 3
     assert max(rank for path in tree.paths for rank in path) < 4
 
 

@@ -1,0 +1,99 @@
+"""How an evaluation decodes: shape and drafting, rule, temperatures, lengths."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from specdraft.decoding.rules import Rule, rejection_sampling
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape, StaticTree, as_shape
+from specdraft.entry import build
+from specdraft.errors import UserError
+from specdraft.export.engine import GREEDY, SAMPLED, Engine
+
+if TYPE_CHECKING:
+    from specdraft.drafters.base import Drafter
+    from specdraft.targets import Target
+
+_AS_ENGINE = "engine"
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How to decode; every temperature is measured on every prompt.
+
+    ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
+    under test. ``rule`` verifies above temperature 0. ``drafting`` is how drafts are made there: "sampled" from the
+    draft's distribution, "greedy" (its most likely tokens, verified as point masses), or "engine", as the engine does
+    that the evaluation is for.
+    """
+
+    num_draft_tokens: int = 5
+    shape: "Shape | Callable[[Drafter, Target], Shape] | None" = None
+    rule: Rule = rejection_sampling
+    drafting: str = _AS_ENGINE
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int = 128
+    seed: int = 0
+    samples: int = 3  # prompts whose answers are recorded round by round, for the report
+
+    @classmethod
+    def from_config(cls, decoding: Mapping[str, Any], seed: int = 0) -> "EvaluationSettings":
+        """From the ``decoding`` group of a configuration, where ``temperature`` is a number or a list of numbers.
+
+        Raises UserError for values that cannot be decoded with.
+        """
+        options = dict(decoding)
+        temperature = options.pop("temperature")
+        later = {name: options.pop(name) for name in ("shape", "rule") if name in options}
+        temperatures = (
+            temperature if isinstance(temperature, Sequence) and not isinstance(temperature, str) else [temperature]
+        )
+        settings = cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
+        # Shapes read the number of draft tokens, which is checked by now.
+        return replace(settings, **{name: build(node) for name, node in later.items()})
+
+    def __post_init__(self) -> None:
+        for name, least, why in (
+            ("num_draft_tokens", 1, "drafted token a round"),
+            ("max_new_tokens", 2, "new tokens, as the first of an answer is never drafted"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UserError(f"decoding.{name} is {value}: expected at least {least} {why}")
+        if self.drafting not in (_AS_ENGINE, SAMPLED, GREEDY):
+            raise UserError(f"decoding.drafting is {self.drafting!r}: expected {_AS_ENGINE}, {SAMPLED} or {GREEDY}")
+        if not self.temperatures:
+            raise UserError("decoding.temperature is an empty list: expected a number or a list of numbers")
+        for temperature in self.temperatures:
+            if not isinstance(temperature, int | float):
+                raise UserError(f"decoding.temperature is {temperature!r}: expected a number or a list of numbers")
+            self.sampling(temperature)
+
+    def draft_shape(self, drafter: "Drafter", target: "Target") -> Shape:
+        """The shape of every draft, measured if it has to be."""
+        if self.shape is None or isinstance(self.shape, Shape):
+            return self.shape or as_shape(self.num_draft_tokens)
+        return self.shape(drafter, target)
+
+    def draftings(self, engine: Engine | None) -> tuple[str, ...]:
+        """How to draft above temperature 0: first what the evaluation is about, then what is shown beside it.
+
+        Only an evaluation for an engine has something beside it.
+        """
+        if self.drafting != _AS_ENGINE:
+            return (self.drafting,)
+        if engine is None:
+            return (SAMPLED,)
+        return (GREEDY, SAMPLED) if engine.drafting == GREEDY else (SAMPLED, GREEDY)
+
+    def sampling(self, temperature: float) -> Sampling:
+        """The sampling settings at one of the temperatures."""
+        return Sampling(temperature, self.top_k, self.top_p)
+
+
+def drafted(shape: Shape, drafting: str) -> Shape:
+    """The shape, with its tokens sampled or chosen; a dynamic tree always chooses them."""
+    return replace(shape, sampled=drafting == SAMPLED) if isinstance(shape, StaticTree) else shape

@@ -1,0 +1,138 @@
+"""Settings of an evaluation; greedy drafts above temperature 0 are as lossless as sampled ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdraft.decoding import rules
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters.eagle import Eagle3
+from specdraft.errors import UserError
+from specdraft.evaluation.settings import EvaluationSettings, drafted
+from specdraft.export.engine import GREEDY, SAMPLED
+from specdraft.export.sglang import SGLang
+from specdraft.export.tensorrt_llm import TensorRTLLM
+from specdraft.export.transformers import Transformers
+from specdraft.export.vllm import VLLM
+from specdraft.targets import Target
+from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
+from tests.fakes import tiny_llama
+
+V, PROMPT, TWO = 6, [1, 4, 2], torch.tensor([6, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_draft_tokens": 0}, "num_draft_tokens is 0: expected at least 1"),
+        ({"num_draft_tokens": "many"}, "num_draft_tokens is many"),
+        ({"max_new_tokens": 1}, "max_new_tokens is 1: expected at least 2"),
+        ({"temperature": []}, "empty list"),
+        ({"temperature": ["hot"]}, "temperature is 'hot'"),
+        ({"temperature": [0.0, -1.0]}, "temperature is -1.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"drafting": "guessed"}, "drafting is 'guessed': expected engine, sampled or greedy"),
+    ],
+)
+def test_bad_settings(options, said):
+    config = {"num_draft_tokens": 5, "temperature": 0.0, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0, **options}
+    with pytest.raises(UserError, match=said):
+        EvaluationSettings.from_config(config)
+
+
+def test_settings_from_config():
+    config = {"num_draft_tokens": 5, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0}
+    assert EvaluationSettings.from_config({**config, "temperature": 0.7}).temperatures == (0.7,)
+    assert EvaluationSettings.from_config({**config, "temperature": [0.0, 1.0, 0.0]}, seed=2).temperatures == (0.0, 1.0)
+
+
+def test_shape_and_rule_from_config():
+    config = {"num_draft_tokens": 4, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+    shape = {"_target_": "specdraft.decoding.shapes.DynamicTree", "depth": 4, "top_k": 2, "num_nodes": 6}
+    rule = {"_target_": "specdraft.decoding.rules.Typical", "epsilon": 0.2, "delta": 0.4}
+    settings = EvaluationSettings.from_config({**config, "shape": shape, "rule": rule})
+    assert settings.shape == DynamicTree(4, 2, 6) and settings.rule == rules.Typical(0.2, 0.4)
+    with pytest.raises(UserError, match="num_draft_tokens is 0"):  # checked before a shape reads it
+        EvaluationSettings.from_config({**config, "num_draft_tokens": 0, "shape": {"_target_": "nowhere"}})
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        (VLLM(), (GREEDY, SAMPLED)),
+        (SGLang(), (GREEDY, SAMPLED)),
+        (TensorRTLLM(), (GREEDY, SAMPLED)),
+        (Transformers(), (SAMPLED, GREEDY)),
+        (None, (SAMPLED,)),
+    ],
+)
+def test_drafts_are_made_as_the_engine_makes_them_with_the_other_way_beside(engine, expected):
+    settings = EvaluationSettings()
+    assert settings.draftings(engine) == expected
+    assert replace(settings, drafting=GREEDY).draftings(engine) == (GREEDY,)
+
+
+def test_the_shape_follows_the_drafting():
+    chain = StaticTree.chain(3)
+    assert drafted(chain, SAMPLED) == chain and drafted(chain, GREEDY) == StaticTree.chain(3, sampled=False)
+    assert drafted(DynamicTree(), SAMPLED) == DynamicTree()  # always the most likely tokens
+
+
+@pytest.fixture(scope="module")
+def target():
+    return Target.from_model(tiny_llama(V, seed=3, num_hidden_layers=4, initializer_range=0.25))
+
+
+@pytest.fixture(scope="module")
+def head(target):
+    """Sure of what is often wrong: corrections matter as much as acceptances."""
+    torch.manual_seed(4)
+    head = Eagle3.for_target(target).eval()
+    with torch.no_grad():
+        head.lm_head.weight.mul_(3)
+    return head
+
+
+def two_tokens(target, head, sampling, rule=rules.rejection_sampling, count=600):
+    """Second and third token of ``count`` texts, as second * V + third, and how many drafted tokens were accepted."""
+    decoder = Decoder(target, head, drafted(StaticTree.chain(2), GREEDY), sampling, rule)
+    generations = decoder.generate_batch([PROMPT] * count, 3, batch_size=100)
+    pairs = torch.tensor([generation.tokens[1:3] for generation in generations]) @ TWO
+    return pairs, sum(generation.accepted[0] for generation in generations)
+
+
+def exact_pairs(target, sampling):
+    """``[V, V]``: second and third token, summed over the first, by plain formulas from the model's own forward."""
+    paths = torch.tensor([[*PROMPT, a, b] for a in range(V) for b in range(V)])
+    logits = target.model(paths).logits
+    first = plain_probabilities(logits[0, -3], sampling)
+    pairs = torch.zeros(V, V, dtype=torch.float64)
+    for (a, b), rows in zip(paths[:, -2:].tolist(), logits, strict=True):
+        second, third = (plain_probabilities(row, sampling) for row in rows[-2:])
+        pairs[b] += first[a] * second[b] * third
+    return pairs
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.4, top_k=4)], ids=str)
+def test_greedy_drafts_are_lossless_above_temperature_0(target, head, sampling):
+    pairs, accepted = two_tokens(target, head, sampling)
+    assert 200 < accepted < 1000  # of 1200: acceptances and corrections both shape the outcome
+    assert goodness_of_fit(pairs, exact_pairs(target, sampling)) > REJECTED
+
+
+def test_a_rule_that_takes_greedy_drafts_for_sampled_ones_is_rejected(target, head):
+    """It accepts with p / q and a q below 1, too often."""
+
+    def as_if_sampled(tree, p, generator):
+        for node, token in enumerate(tree.tokens.tolist()):
+            if float(torch.rand((), generator=generator)) >= min(1.0, float(p[node, token]) / 0.5):
+                rest = p[node].clone()
+                rest[token] = 0.0
+                return rules.Verdict(tuple(range(node)), int(sample(rest, generator)))
+        return rules.Verdict(tuple(range(len(tree))), int(sample(p[-1], generator)))
+
+    pairs, _ = two_tokens(target, head, Sampling(1.0), as_if_sampled)
+    assert goodness_of_fit(pairs, exact_pairs(target, Sampling(1.0))) < REJECTED
