@@ -1,7 +1,8 @@
 """How often do intervals over few prompts hold the truth? ``python benchmarks/coverage.py`` simulates it.
 
 Per-prompt acceptance as evaluations see it: every prompt has its own acceptance rate (beta-distributed: rounds of a
-prompt resemble each other) and its own length (gamma-distributed, at most 128 tokens: rounds per prompt vary). The truth is the acceptance length over very many such prompts. Compared are the interval of
+prompt resemble each other) and its own length (gamma-distributed, at most 128 tokens: rounds per prompt vary). The
+truth is the acceptance length over very many such prompts. Compared are the interval of
 ``specdraft.evaluation.bootstrap`` and the percentiles of resampled values. Writes a dated JSON.
 """
 
