@@ -83,11 +83,6 @@ class LanguageModel:
         return type(self.model).__name__
 
     @property
-    def name(self) -> str:
-        """What messages call it."""
-        return self.architecture
-
-    @property
     def device(self) -> torch.device:
         """Where the head lives, and the logits come from."""
         return self.head.weight.device

@@ -93,8 +93,8 @@ class Connection:
         if not errors[worst] < same:
             raise UserError(
                 f"the server {self.client.url} gives hidden states of {names[worst]} that differ from those of "
-                f"{self.target.name!r} by {errors[worst]:.2g} of their norm, expected less than {same}: serve "
-                f"that model, and extract layers {extracted(self.target, self.layers)}"
+                f"the target here, a {self.target.architecture}, by {errors[worst]:.2g} of their norm, expected less "
+                f"than {same}: serve that model, and extract layers {extracted(self.target, self.layers)}"
             )
 
     def _states(self, ids: list[int]) -> Tensor:

@@ -104,11 +104,6 @@ class Target(LanguageModel):
         """Wrap a model that is already in memory."""
         return cls(model, tokenizer, name)
 
-    @property
-    def name(self) -> str:
-        """Its hub id or directory."""
-        return self.identity.name
-
     def features(self, input_ids: Tensor, position_ids: Tensor, layers: Sequence[int] = ()) -> Features:
         """As ``LanguageModel.features``, by the server if there is one. Raises UserError for what it does wrong."""
         if self.server is None:
