@@ -33,6 +33,10 @@ class Features(NamedTuple):
     aux: Tensor
     last: Tensor
 
+    def at(self, row: int, positions: Sequence[int]) -> "Features":
+        """Those of some positions of one sequence, ``[1, n, ...]``."""
+        return Features(*(part[row : row + 1, positions] for part in self))
+
 
 Capture = Callable[[Tensor, Tensor], Features]
 """Input ids and position ids ``[B, T]`` of packed rows to features."""

@@ -14,7 +14,7 @@ def table(evaluation: Evaluation) -> str:
         *([f"benchmark: {settings['benchmark']}"] if "benchmark" in settings else []),
         f"{settings['prompts']} prompts, up to {settings['max_new_tokens']} tokens each, drafts: "
         f"{settings['draft_tree']}, {settings['dtype']} on {settings['device']}",
-        "intervals: 95 %, bootstrap over prompts",
+        "intervals: 95 %, bootstrap-t over prompts",
     ]
     if settings["rule"].startswith("lossy"):
         lines.append(f"above temperature 0 the rule is {settings['rule']}")
