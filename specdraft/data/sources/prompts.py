@@ -140,7 +140,7 @@ def _prompt(record: Record) -> Prompt:
     follow_ups: list[str] = []
     try:
         if forms[0] == "prompt":
-            opening: tuple[Message, ...] = (_user(text_of(fields, "prompt")),)
+            opening = (_user(text_of(fields, "prompt")),)
         elif forms[0] == "turns":
             first, *follow_ups = [text_of({"turn": turn}, "turn") for turn in list_of(fields, "turns")]
             opening = (_user(first),)
