@@ -24,7 +24,7 @@ def step_totals(trainer: Trainer, drafter: Drafter, batch: Batch, batch_idx: int
     if not isinstance(data, DataModule):
         return None
     step = data.step_batch(batch_idx)
-    counts = drafter.count_rows(step)
+    counts = drafter.count_supervised(step)
     if counts is None:
         return None
     if not torch.equal(step.input_ids[: len(batch.input_ids)], batch.input_ids.cpu()):

@@ -71,8 +71,8 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         ) from error
     except Exception as error:  # torch has many kinds for a file that is cut short or something else
         raise UserError(
-            f"cannot resume from {checkpoint} ({reason(error, 150)}): expected a whole checkpoint of train.py; name "
-            "another with resume=PATH, or start again without"
+            f"cannot resume from {checkpoint} ({reason(error)}): expected a whole checkpoint of train.py; name another "
+            "with resume=PATH, or start again without"
         ) from error
 
 

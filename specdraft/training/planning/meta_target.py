@@ -42,7 +42,7 @@ def target_config(settings: Mapping[str, Any]) -> PreTrainedConfig:
         raise
     except Exception as error:  # transformers and the hub client raise a dozen kinds
         raise UserError(
-            f"cannot read the configuration of the target {name!r} ({reason(error, 200)}): "
+            f"cannot read the configuration of the target {name!r} ({reason(error)}): "
             "expected a from_pretrained directory or a reachable hub id"
         ) from error
 
@@ -72,7 +72,7 @@ class MetaTarget(Target):
             raise
         except Exception as error:  # what a size of zero does in a model's constructor is its own affair
             raise UserError(
-                f"the configuration of {name} makes no causal LM ({reason(error, 200)}): expected "
+                f"the configuration of {name} makes no causal LM ({reason(error)}): expected "
                 "sizes that belong together; restore its config.json"
             ) from error
         self.tokenizer = None
