@@ -23,6 +23,7 @@ from specdraft.targets import Target, TargetIdentity
 from specdraft.targets.loading import template_hash
 from specdraft.targets.sizes import at_most, check_sizes
 from specdraft.tensors import difference, kinds, read_kinds, read_tensors
+from specdraft.text import reason
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _SPARE = 64  # weights that a constructor may make and drop
@@ -116,7 +117,7 @@ def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
     except UserError:
         raise
     except Exception as error:  # constructors, transformers and torch raise a dozen kinds
-        amiss = " ".join(str(error).split())[:300]
+        amiss = reason(error)
     if amiss is not None:
         raise UserError(
             f"the checkpoint {directory} does not fit {kind.__name__} ({amiss}): expected one of this version"

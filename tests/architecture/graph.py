@@ -11,7 +11,7 @@ PACKAGE = REPOSITORY / "specdraft"
 
 # The ground floor first. What shares a floor stands side by side: neither imports the other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "text"),
+    ("errors", "text", "threads"),
     ("files", "http_client", "redaction", "tensors"),
     ("entry",),
     ("losses", "decoding"),
@@ -40,6 +40,7 @@ GROUPS = {
     "generator": "data",
     "logger": "training",
     "model": "training",
+    "optimizer": "training",
     "recipe": "commands",
     "strategy": "training",
     "target": "targets",
