@@ -100,7 +100,7 @@ def test_the_wheel_works_without_a_checkout(site, tmp_path):
 def test_two_ranks_train_without_a_checkout(site, tmp_path):
     done = run(
         "train", "trainer.accelerator=cpu", "trainer.devices=2", "strategy=ddp", "trainer.max_steps=4",
-        "trainer.log_every_n_steps=1", "evaluate=false", "data.regenerate=false", "data.limit=48", "data.validation_limit=8", "data.num_proc=1",
+        "evaluate=false", "data.regenerate=false", "data.limit=48", "data.validation_limit=8", "data.num_proc=1",
         "live.prompts=2", "live.max_new_tokens=8", f"data.cache_dir={tmp_path / 'cache'}",
         f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path, path=site, timeout=1200,
     )  # fmt: skip
