@@ -16,9 +16,13 @@ PEERS_PIP := $(PEERS_VENV)/bin/python -m pip install -qq --disable-pip-version-c
 
 export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
+# Waiting threads give their core away; whoever has chosen otherwise keeps that.
+ifeq ($(GOMP_SPINCOUNT)$(KMP_BLOCKTIME),)
+export OMP_WAIT_POLICY ?= PASSIVE
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train evaluate export test test-slow lint format docs parity parity-features parity-answers benchmark benchmark-peers lock clean
+.PHONY: help setup train evaluate export test test-slow reference mutants lint format docs parity parity-features parity-answers benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +52,12 @@ test: lint ## style, types and tests, a process per core; ARGS goes to pytest
 
 test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses auto --dist loadfile $(ARGS)
+
+reference: $(INSTALLED) ## write the first steps of every family again, after a change that was meant to change them
+	OMP_NUM_THREADS=1 $(RUN) -m tests.reference.curves
+
+mutants: $(INSTALLED) ## small changes of the code that no test notices; ARGS="losses rules" names modules
+	OMP_NUM_THREADS=1 $(RUN) -m tests.mutants.run $(ARGS)
 
 lint: $(INSTALLED) ## style and types alone
 	$(RUN) -m ruff check

@@ -12,12 +12,13 @@ from typing import Any
 from specdraft.evaluation.environment import machine, versions
 from specdraft.files import atomic_file
 
-RESULTS = Path(__file__).parent / "results"
+REPOSITORY = Path(__file__).parents[1]
+RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
     """A folder on the disk of the repository, which git ignores, for as long as a block lasts."""
-    build = RESULTS.parents[1] / "build"
+    build = REPOSITORY / "build"
     build.mkdir(exist_ok=True)
     return tempfile.TemporaryDirectory(dir=build)
 

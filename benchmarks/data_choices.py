@@ -9,6 +9,8 @@ decodes the same held-out prompts; differences come with intervals of a bootstra
     python benchmarks/data_choices.py --choices reference vocabulary-512 --steps 100 --no-docs
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import json
 import shutil

@@ -8,6 +8,8 @@ tokens that the rule accepts is compared with what theory says of it, the mean o
     python benchmarks/families.py --families medusa eagle3 --steps 200 --no-docs
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import shutil
 import statistics

@@ -5,6 +5,8 @@ moments: while it starts, trains or saves. Each process resumes what ``resume=au
 core.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import multiprocessing
 import random
@@ -21,12 +23,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import print_table, write_result
 from specdraft.data.datamodule import DataModule
-from specdraft.data.packing import HeldRows
+from specdraft.data.packing import PackedTensor
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
-from specdraft.training.callbacks.checkpoint import RunCheckpoint, StopSignal
-from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+from specdraft.training.callbacks.checkpoint import RunCheckpoint
+from specdraft.training.callbacks.stop_signal import StopSignal
 from specdraft.training.checkpoints.resume import find_resume
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.silence_warnings import silence_warnings
@@ -50,7 +52,8 @@ def make_data() -> DataModule:
     positions = torch.arange(LENGTH).repeat(ROWS, 1)
     data = DataModule(source=SimpleNamespace(name="random"), batch_size=4)
     split: Any = SimpleNamespace(
-        rows=HeldRows.of(Batch(ids, positions, torch.zeros_like(ids), positions > 3)), fingerprint="random"
+        data=PackedTensor.of(Batch(ids, positions, torch.zeros_like(ids), positions > 3)),
+        about={"fingerprint": "random"},
     )
     data._splits = {"train": split}
     return data
@@ -66,7 +69,6 @@ def train(family: Path, name: str, steps: int, every: int) -> None:
     target = make_target()
     drafter = Eagle3.for_target(target, torch.arange(0, VOCABULARY, 2), ttt_steps=3)
     module = DrafterModule(drafter.train(), target, OptimizerSettings(learning_rate=1e-3))
-    stop, live = StopSignal(), LiveAcceptance([], family / name / "drafter", 0)
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
@@ -76,7 +78,7 @@ def train(family: Path, name: str, steps: int, every: int) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=[stop, RunCheckpoint(family / name / "checkpoints", live, stop, every, keep=2)],
+        callbacks=[StopSignal(), RunCheckpoint(family / name / "checkpoints", every, keep=2)],
     )
     trainer.fit(module, make_data(), ckpt_path=resume, weights_only=True)
 

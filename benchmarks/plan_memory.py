@@ -4,6 +4,8 @@ Each family trains two real steps on a random target whose sizes make the run la
 CPU the memory is the peak of the resident set over what the process held before; on CUDA what torch has allocated.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import ctypes
 import gc

@@ -10,6 +10,8 @@ each other. Without GPUs this shows what the strategies cost and save, not how f
 - memory: peak of the resident set over what the process held before training, target included there.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import json
 import os

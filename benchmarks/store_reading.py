@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from common import alternate, median_ratio, print_table, scratch
-from specdraft.data.packing import HeldRows, pack
+from specdraft.data.packing import PackedTensor, pack
 from specdraft.data.sources import stdlib
 from specdraft.data.store import Store, StoreWriter, describe
 from specdraft.data.store.encoding import DTYPES
@@ -83,7 +83,7 @@ def read_files(files: list[Path]) -> None:
 
 def read_rows(store: Store, dtype: torch.dtype, batch_size: int) -> None:
     """Every row once, in random order."""
-    order = torch.randperm(len(store.rows[SPLIT]), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(store.data[SPLIT]), generator=torch.Generator().manual_seed(0))
     for indices in order.split(batch_size):
         store.read(SPLIT, indices.tolist(), dtype)
 
@@ -121,7 +121,7 @@ def compare_dtypes(target: Target, count: int, rounds: int, length: int = 512) -
             for i in range(_DISTINCT)
         ]
     repeats = -(-count // _DISTINCT)
-    rows = HeldRows.of(Batch(*(value.repeat(repeats, 1)[:count] for value in vars(distinct).values())))
+    rows = PackedTensor.of(Batch(*(value.repeat(repeats, 1)[:count] for value in vars(distinct).values())))
     results: dict[str, Any] = {}
     table: dict[str, dict[str, str]] = {}
     with scratch() as folder:
@@ -132,7 +132,7 @@ def compare_dtypes(target: Target, count: int, rounds: int, length: int = 512) -
             writing = timed(partial(writer.write, Replay(known), 1), contents.bytes())
             rates = measure(path, target.dtype, _BATCH, rounds)
             errors = Store(path).relative_error
-            per_token = contents.bytes() / (len(rows) * rows.row_length)
+            per_token = contents.bytes() / (len(rows) * rows.sequence_length)
             ratio = {kind: median_ratio(rates[f"store, {kind}"], rates[f"file, {kind}"]) for kind in ("cold", "warm")}
             results[name] = {
                 "bytes_per_token": per_token,

@@ -8,6 +8,8 @@ the losses, which must agree to 1e-4 where the definitions do (contenders/specul
 ``make benchmark-peers`` makes the environment that ``--speculators-python`` names and runs this.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import json
 import os

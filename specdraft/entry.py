@@ -25,15 +25,15 @@ INTERRUPTED = 130  # what shells expect after Ctrl-C
 UNREAD = 141  # and of a program whose output nobody reads any more, as with "| head"
 
 
-def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
     """Like ``hydra.main`` for ``conf/name.yaml``; bad input prints ``error: ...`` and exits 2, Ctrl-C exits 130."""
 
-    def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
+    def decorate(task: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @functools.wraps(task)
-        def prepared(config: DictConfig) -> None:
+        def prepared(config: DictConfig) -> Any:
             _refuse_secrets(config)
             _import(config.imports)
-            task(config)
+            return task(config)
 
         # Reported inside, because Hydra prints all overrides once a job has raised, and outside, for what Hydra raises.
         job = hydra.main(version_base=None, config_path=str(conf), config_name=name)(_reported(prepared))
@@ -70,14 +70,15 @@ def _import(modules: Sequence[str]) -> None:
         sys.path.remove(os.getcwd())
 
 
-def _reported(function: Callable[..., None]) -> Callable[..., None]:
+def _reported(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def wrapped(*args: Any) -> None:
+    def wrapped(*args: Any) -> Any:
         # Makes Hydra hand its errors to us instead of printing them over several lines.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
         try:
-            function(*args)
+            result = function(*args)
             sys.stdout.flush()
+            return result
         except BrokenPipeError:
             if not _unread(sys.stdout.fileno()):
                 raise

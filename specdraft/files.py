@@ -65,13 +65,17 @@ def exclusive(path: Path, wait: bool = True) -> Iterator[bool]:
     Without ``wait`` the others go on at once, with False. The kernel lets the lock of a killed process go.
     """
     make_directory(path.parent)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            # A holder may remove the file at the end: whoever waited then locks nothing that others see.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield True
+                return
 
 
 def read_json(path: Path) -> Any:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, LlamaConfig
 from specdraft.data.sources.conversations import Conversations
 from specdraft.data.sources.prompts import load_prompts
 from specdraft.data.store import Store
-from specdraft.data.store.contents import INDEX, checksum
+from specdraft.data.store.contents import INDEX
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, load_drafter, save_drafter
 from specdraft.drafters.draft_model import DraftModel
@@ -24,6 +24,7 @@ from specdraft.export.model_card import model_card
 from specdraft.export.vllm import VLLM
 from specdraft.export.writer import layout_for
 from specdraft.targets import Target
+from specdraft.text import fingerprint
 from specdraft.training.planning.meta_target import MetaTarget, target_config
 from tests.data.store.conftest import Making, packed
 from tests.fakes import tiny_llama
@@ -133,12 +134,12 @@ def readers(folder: Path) -> list[Reader]:
 
 def _store(place: Path, dtype: str) -> Reader:
     making = Making(Target.from_model(tiny_llama(num_hidden_layers=4)), place)
-    making.rows = {"train": packed(3, seed=1), "validation": packed(1, seed=2)}
+    making.batches = {"train": packed(3, seed=1), "validation": packed(1, seed=2)}
     making.store(dtype=dtype)
 
     def read(folder: Path) -> None:
         store = Store(folder)
-        for split, rows in store.rows.items():
+        for split, rows in store.data.items():
             store.read(split, range(len(rows)), torch.float32)
 
     return Reader(f"store-{dtype}", place, read, _mend_store)
@@ -150,11 +151,11 @@ def _mend_store(folder: Path, name: str) -> None:
         index = json.loads((folder / INDEX).read_bytes())
         if name != INDEX:
             data = (folder / name).read_bytes()
-            new = f"{name.rpartition('-')[0]}-{checksum(data)}.safetensors"
+            new = f"{name.rpartition('-')[0]}-{fingerprint(data)}{Path(name).suffix}"
             (folder / name).rename(folder / new)
             index = json.loads(json.dumps(index).replace(name, new))
         fields = index["contents"]
-        index["fingerprint"] = checksum(json.dumps(fields, sort_keys=True).encode())
+        index["fingerprint"] = fingerprint(fields)
         (folder / INDEX).write_text(json.dumps(index))
     except (ValueError, KeyError, TypeError):
         return

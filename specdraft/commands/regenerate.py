@@ -19,8 +19,8 @@ from specdraft.errors import UserError
 def main(config: DictConfig) -> None:
     """Target and data as in training; every split is answered, and written as conversations on request."""
     # Imported here so that --help answers at once.
-    from specdraft.data.regeneration import regenerate
     from specdraft.data.regeneration.dialogue import answered_messages
+    from specdraft.data.tokenization.cache import Notes
     from specdraft.files import atomic_file
 
     if not config.data.regenerate:
@@ -31,31 +31,24 @@ def main(config: DictConfig) -> None:
     answered = {}
     with closing(engine):
         for split in ("train", "validation"):
-            done = answered[split] = regenerate(
-                target,
-                data.chosen(split),
-                data.generation,
-                data.cache_dir,
-                data.row_length(target),
-                f"{split} conversations",
-                engine,
-                data.source.max_malformed,
-            )
+            done = answered[split] = data.answers(target, split, engine, Notes())
             counts = done.counts
             print(
-                f"{split}: {counts.conversations} conversations, {counts.turns} answers of {counts.tokens} tokens "
-                f"({counts.unfinished} cut, {counts.shortened} conversations shortened, {counts.left_out} left out, "
-                f"{counts.refused} refused by the chat template)\n"
+                f"{split}: {counts.conversations} conversations, {counts.turns} answers of {counts.tokens} tokens\n"
+                f"  {counts.unfinished} end at an answer that was cut, {counts.dropped} later turns with it; "
+                f"{counts.shortened} shortened, {counts.left_out} left out, {counts.refused} refused by the template\n"
                 f"  {done.manifest}"
             )
 
     def lines() -> Iterator[dict[str, Any]]:
         for split, done in answered.items():
-            for conversation, record in zip(data.chosen(split), done.records(), strict=True):
-                if record.examples:
+            asked = data.without_benchmark(data.conversations(split), Notes())
+            for conversation, outcome in zip(asked, done.outcomes(), strict=True):
+                if outcome.examples:
                     tools = {"tools": [dict(tool) for tool in conversation.tools]} if conversation.tools else {}
-                    messages = answered_messages(conversation, record, target)
-                    yield {"id": conversation.id, "split": split, "messages": messages} | tools
+                    messages = answered_messages(conversation, outcome, target)
+                    cut = {"cut": True} if outcome.unfinished else {}  # the last answer has no end
+                    yield {"id": conversation.id, "split": split, "messages": messages} | tools | cut
 
     if config.output is not None:
         path = Path(config.output).expanduser()

@@ -1,6 +1,6 @@
 """``python -m specdraft.data.store data.store=DIR ...``: compute hidden states once, for many trainings.
 
-Under torchrun each process writes shards of its own.
+Several processes, under torchrun or started one by one, share the shards.
 """
 
 import os
@@ -28,7 +28,7 @@ def main(config: DictConfig) -> None:
     find_dtype(config.dtype)
     source: FeatureSource = build(config.features)
     path = Path(config.data.store).expanduser()
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", 0))
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     seed_everything(config.seed, verbose=False)
@@ -44,20 +44,20 @@ def main(config: DictConfig) -> None:
         drafter.layers,
         drafter.reads_every_last if config.every_last is None else config.every_last,
         config.dtype,
-        data.rows,
-        data.settings(),
-        {split: data.about(split) for split in data.rows},
+        data.packed,
+        data.preparation.settings(),
+        {split: data.about(split) for split in data.packed},
         int(config.shard_mb * 2**20),
     )
-    writer = StoreWriter(path, contents, data.rows, rank, world_size)
+    writer = StoreWriter(path, contents, data.packed)
     writer.check_disk(None if config.max_gb is None else int(config.max_gb * 1e9))
 
     if not writer.missing():
         source = InProcess()  # no engine has to start for nothing
-    row_length = max(split.row_length for split in contents.splits.values())
-    with source.open(target, drafter.layers, row_length) as capture:
-        complete = writer.write(capture, config.data.batch_size, show=rank == 0)
-    if complete:
+    length = max(split.sequence_length for split in contents.splits.values())
+    with source.open(target, drafter.layers, length) as capture:
+        writer.write(capture, config.data.batch_size, show=rank == 0)
+    if rank == 0:
         store = Store(path)
         errors = ", ".join(f"{name} {error:.2g}" for name, error in store.relative_error.items())
         print(f"store: {path}  {contents.bytes() / 1e9:.3g} GB of {contents.dtype}, relative error {errors}")

@@ -1,13 +1,13 @@
-"""Packing: examples side by side in rows of one length, so that little is computed on padding.
+"""Packing: examples side by side in sequences of one length, so that little is computed on padding.
 
-R = rows, T = tokens in a row, S = segments, E = examples, N = tokens of all examples.
+R = packed sequences, T = tokens in a sequence, S = segments, E = examples, N = tokens of all examples.
 
-Best-fit decreasing: examples from long to short, each into the fullest row that still takes it. An example that is
-longer than a row becomes several pieces, each a document of its own, so that every token to learn is learned once, most
-of them with what went before.
+Best-fit decreasing: examples from long to short, each into the fullest sequence that still takes it. An example longer
+than a sequence becomes several pieces, each a document of its own, so that every token to learn is learned once, most
+of them with their context.
 
-Lengths decide where everything goes: a row is a list of segments of the flat, memory-mapped tokens of ``examples.py``,
-and its tensors are made when it is asked for.
+Lengths decide where everything goes: a sequence is a list of segments of the flat, memory-mapped tokens of
+``tokenization/cache.py``, and its tensors are made when it is asked for.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from specdraft.data.tokenization.cache import Flat, Ints, flatten, supervised
+from specdraft.data.tokenization.cache import Flat, Ints, flatten
 from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
 from specdraft.targets.batch import Batch
@@ -35,12 +35,12 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PackingReport:
-    """What packing made of the examples. ``split`` examples were longer than a row; ``documents`` counts their pieces.
+    """What packing made of the examples. ``split`` examples were longer than T; ``documents`` counts their pieces.
 
     ``unsupervised`` examples had no token to learn and were left out.
     """
 
-    rows: int
+    sequences: int
     documents: int
     tokens: int
     supervised_tokens: int
@@ -57,50 +57,50 @@ class Segments(NamedTuple):
     context: Ints  # [S]
 
 
-class Rows(Dataset[Batch], ABC):
-    """Packed rows ``[R, T]``, taken several at a time; rows behind the last are padding."""
+class PackedData(Dataset[Batch], ABC):
+    """Packed sequences ``[R, T]``, taken several at a time; indices from R on give padding."""
 
-    row_length: int
+    sequence_length: int
 
     @abstractmethod
-    def __len__(self) -> int:
-        """R."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The rows at ``indices``, as a batch: the loader asks for a whole batch at once."""
+        """The sequences at ``indices``, as a batch: the loader asks for a whole batch at once."""
 
     def __getitem__(self, index: int) -> Batch:
-        """One row, as a batch of one."""
+        """One sequence, as a batch of one."""
         return self.__getitems__([index])
 
     def blocks(self) -> Iterator[Batch]:
-        """All rows in their order, as many at a time as hold some 2**18 tokens."""
-        size = max(1, 2**18 // self.row_length)
+        """All sequences in their order, as many at a time as hold some 2**18 tokens."""
+        size = max(1, 2**18 // self.sequence_length)
         for first in range(0, len(self), size):
             yield self.__getitems__(range(first, min(len(self), first + size)))
 
     def whole(self) -> Batch:
-        """All rows as one batch, in memory: 25 bytes a token."""
+        """All sequences as one batch, in memory: 25 bytes a token."""
         return self.__getitems__(range(len(self)))
 
 
-class PackedRows(Rows):
-    """Rows that are made of their segments when they are asked for."""
+class PackedSegments(PackedData):
+    """Sequences that are made of their segments when they are asked for."""
 
-    def __init__(self, tokens: Ints, segments: Segments, rows: Longs, row_length: int, padding_id: int = 0) -> None:
-        """``segments`` row by row; those of row r are ``rows[r]`` up to ``rows[r + 1]``, ``rows [R + 1]``."""
-        self.tokens, self.segments, self.rows = tokens, segments, rows
-        self.row_length, self.padding_id = row_length, padding_id
+    def __init__(self, tokens: Ints, segments: Segments, bounds: Longs, sequence_length: int) -> None:
+        """``segments`` are in the order of the sequences; those of r are ``bounds[r]`` to ``bounds[r + 1]``."""
+        self.tokens, self.segments, self.bounds = tokens, segments, bounds
+        self.sequence_length = sequence_length
 
     def __len__(self) -> int:
-        return len(self.rows) - 1
+        return len(self.bounds) - 1
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        batch = padding_rows(len(indices), self.row_length, self.padding_id)
+        batch = padding(len(indices), self.sequence_length)
         for row, index in enumerate(indices):
             start = 0
-            for document, segment in enumerate(self._segments(index)):
+            segments = range(*self.bounds[index : index + 2].tolist()) if index < len(self) else range(0)
+            for document, segment in enumerate(segments):
                 begin, length, context = (int(values[segment]) for values in self.segments)
                 tokens = np.asarray(self.tokens[begin : begin + length])
                 learned = tokens < 0
@@ -109,18 +109,15 @@ class PackedRows(Rows):
                 batch.document_ids[row, start : start + length] = document
                 batch.loss_mask[row, start + context : start + length] = torch.from_numpy(learned[context:])
                 start += length
-            batch.position_ids[row, start:] = torch.arange(self.row_length - start)
+            batch.position_ids[row, start:] = torch.arange(self.sequence_length - start)
         return batch
 
     def digest(self) -> bytes:
-        """Of the places of all tokens."""
-        places = hashlib.sha256(f"{self.row_length}/{self.padding_id}".encode())
-        for values in (*self.segments, self.rows):
+        """SHA-256 of the places of all tokens."""
+        places = hashlib.sha256(str(self.sequence_length).encode())
+        for values in (*self.segments, self.bounds):
             places.update(values.tobytes())
         return places.digest()
-
-    def _segments(self, index: int) -> range:
-        return range(*self.rows[index : index + 2].tolist()) if index < len(self) else range(0)
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker maps the file itself: pickled, a memory map would be a copy."""
@@ -134,19 +131,19 @@ class PackedRows(Rows):
             self.tokens = np.memmap(state["tokens"], "<i4", "r")
 
 
-class HeldRows(Rows):
-    """Rows that are one tensor ``[R, 3, T]`` int32, in memory or mapped from a file.
+class PackedTensor(PackedData):
+    """Sequences that are one tensor ``[R, 3, T]`` int32, in memory or mapped from a file.
 
-    Of every token its id, or ``~id`` if it is to be learned; its position; its document.
+    For every token its id, or ``~id`` if it is to be learned; its position; its document.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self.row_length = tensor.shape[2]
+        self.sequence_length = tensor.shape[2]
 
     @classmethod
-    def of(cls, batch: Batch) -> "HeldRows":
-        """The rows of a batch."""
+    def of(cls, batch: Batch) -> "PackedTensor":
+        """The sequences of a batch."""
         ids = torch.where(batch.loss_mask, ~batch.input_ids, batch.input_ids)
         return cls(torch.stack([ids, batch.position_ids, batch.document_ids], dim=1).int())
 
@@ -154,7 +151,7 @@ class HeldRows(Rows):
         return len(self.tensor)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        found = padding_rows(len(indices), self.row_length)
+        found = padding(len(indices), self.sequence_length)
         there = [place for place, index in enumerate(indices) if index < len(self)]
         chosen = torch.tensor([indices[place] for place in there], dtype=torch.int64)
         ids, positions, documents = self.tensor[chosen].long().unbind(1)
@@ -165,52 +162,48 @@ class HeldRows(Rows):
         return found
 
 
-def pack(examples: Sequence[Example], sequence_length: int, padding_id: int = 0) -> tuple[Batch, PackingReport]:
-    """All rows of examples in memory as one batch ``[R, T]``, and the report. Raises what ``pack_flat`` raises."""
-    flat = flatten(examples)
-    rows, report = pack_flat(flat, supervised(flat), sequence_length, padding_id)
-    return rows.whole(), report
+def pack(examples: Sequence[Example], sequence_length: int) -> tuple[Batch, PackingReport]:
+    """All sequences of examples in memory as one batch ``[R, T]``, and the report. Raises UserError."""
+    data, report = pack_flat(flatten(examples), sequence_length)
+    return data.whole(), report
 
 
-def pack_flat(flat: Flat, learned: Ints, sequence_length: int, padding_id: int = 0) -> tuple[PackedRows, PackingReport]:
-    """Rows of T = ``sequence_length``, and the report. ``learned [E]``: how many tokens of each example are to be.
-
-    Deterministic. Raises UserError if nothing is left to learn.
-    """
+def pack_flat(flat: Flat, sequence_length: int) -> tuple[PackedSegments, PackingReport]:
+    """Sequences of T = ``sequence_length``, and the report. Deterministic. Raises UserError if nothing is to learn."""
     if sequence_length < 2:
         raise UserError(f"data.sequence_length is {sequence_length}: expected at least 2 tokens")
-    kept = learned > 0
+    kept = flat.supervised > 0
     if not kept.any():
         raise UserError(f"none of the {len(kept)} examples has a token to learn: expected responses; choose other data")
     long = kept & (flat.lengths > sequence_length)
-    segments = _cut(flat, kept & ~long, long, sequence_length)
-    order, rows = _assign(segments.lengths, sequence_length)
+    segments = _segments(flat, kept & ~long, long, sequence_length)
+    order, bounds = _assign(segments.lengths, sequence_length)
     tokens = int(segments.lengths.sum(dtype=np.int64))
     report = PackingReport(
-        rows=len(rows) - 1,
+        sequences=len(bounds) - 1,
         documents=len(order),
         tokens=tokens,
-        supervised_tokens=int(learned.sum(dtype=np.int64)),
-        padding_share=1 - tokens / ((len(rows) - 1) * sequence_length),
+        supervised_tokens=int(flat.supervised.sum(dtype=np.int64)),
+        padding_share=1 - tokens / ((len(bounds) - 1) * sequence_length),
         split=int(long.sum()),
         unsupervised=int((~kept).sum()),
     )
     chosen = Segments(segments.begins[order], segments.lengths[order], segments.context[order])
-    return PackedRows(flat.tokens, chosen, rows, sequence_length, padding_id), report
+    return PackedSegments(flat.tokens, chosen, bounds, sequence_length), report
 
 
-def padding_rows(rows: int, sequence_length: int, padding_id: int = 0) -> Batch:
-    """Rows ``[R, T]`` of padding alone: document -1, nothing supervised."""
-    shape = (rows, sequence_length)
+def padding(count: int, sequence_length: int) -> Batch:
+    """``count`` sequences of padding alone: id 0, document -1, nothing supervised."""
+    shape = (count, sequence_length)
     return Batch(
-        input_ids=torch.full(shape, padding_id),
-        position_ids=torch.arange(sequence_length).repeat(rows, 1),
+        input_ids=torch.zeros(shape, dtype=torch.int64),
+        position_ids=torch.arange(sequence_length).repeat(count, 1),
         document_ids=torch.full(shape, -1),
         loss_mask=torch.zeros(shape, dtype=torch.bool),
     )
 
 
-def _cut(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], length: int) -> Segments:
+def _segments(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], length: int) -> Segments:
     """Short examples as they are and the pieces of the long ones, in the order of the examples."""
     begins = np.cumsum(flat.lengths, dtype=np.int64) - flat.lengths
     numbers = np.flatnonzero(long)
@@ -232,7 +225,7 @@ def _cut(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], 
 
 
 def _read(tokens: Ints, begins: Longs, lengths: Ints) -> Iterator[Ints]:
-    """Stretches of the tokens; of a file mapped whole they are read, as pages of the map would stay in memory."""
+    """Stretches of the tokens; of a mapped file they are read, as pages of the map would stay in memory."""
     if not isinstance(tokens, np.memmap) or tokens.filename is None:
         yield from (tokens[begin : begin + length] for begin, length in zip(begins, lengths, strict=True))
         return
@@ -245,7 +238,7 @@ def _read(tokens: Ints, begins: Longs, lengths: Ints) -> Iterator[Ints]:
 def _pieces(mask: npt.NDArray[np.bool_], length: int) -> Iterator[tuple[int, int, int]]:
     """(start, size, context) of pieces of at most ``length`` tokens that supervise each token of the mask once.
 
-    A piece begins where the example does, or a quarter of a row before its first token to learn: that is context alone.
+    A piece begins where the example does, or a quarter of ``length`` before its first token to learn, as context.
     """
     learned = np.flatnonzero(mask)
     context, done = length // 4, 0
@@ -257,28 +250,28 @@ def _pieces(mask: npt.NDArray[np.bool_], length: int) -> Iterator[tuple[int, int
 
 
 def _assign(lengths: Ints, capacity: int) -> tuple[Longs, Longs]:
-    """Segments in the order of the rows ``[S]``, and where each row begins ``[R + 1]``; by best-fit decreasing."""
+    """Segments in the order of their sequences ``[S]``, and their bounds ``[R + 1]``; by best-fit decreasing."""
     longest_first = np.argsort(-lengths, kind="stable")
-    row_of = np.empty(len(lengths), dtype=np.int64)
-    rows = 0
-    room: dict[int, list[int]] = {}  # rows by their free tokens; of equal ones the first is taken
-    sizes: list[int] = []  # that room has, ascending: at most ``capacity``
+    sequence_of = np.empty(len(lengths), dtype=np.int64)
+    count = 0
+    room: dict[int, list[int]] = {}  # sequences by their free tokens; of equal ones the first is taken
+    sizes: list[int] = []  # the keys of ``room``, ascending: at most ``capacity``
     for place, length in enumerate(lengths[longest_first].tolist()):
         found = bisect_left(sizes, length)
         if found < len(sizes):
             free = sizes[found]
-            row = heappop(room[free])
+            sequence = heappop(room[free])
             if not room[free]:
                 del room[free], sizes[found]
         else:
-            free, row, rows = capacity, rows, rows + 1
-        row_of[place] = row
+            free, sequence, count = capacity, count, count + 1
+        sequence_of[place] = sequence
         left = free - length
         if left:
             if left not in room:
                 room[left] = []
                 insort(sizes, left)
-            heappush(room[left], row)
-    order = np.argsort(row_of, kind="stable")
-    begins = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=rows))])
-    return longest_first[order], begins
+            heappush(room[left], sequence)
+    order = np.argsort(sequence_of, kind="stable")
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(sequence_of, minlength=count))])
+    return longest_first[order], bounds

@@ -1,9 +1,9 @@
-"""From the conversations of a source to packed rows: answered or as they are, tokenized, written to disk, packed."""
+"""From the conversations of a source to packed sequences: answered or as they are, tokenized, kept on disk, packed."""
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,157 +12,176 @@ import transformers
 from torch import Tensor
 from tqdm import tqdm
 
-from specdraft.data.packing import PackedRows, PackingReport, Rows, pack_flat
-from specdraft.data.regeneration import Engine, RegenerationSettings, regenerate
-from specdraft.data.sources.base import Conversation, Selection, Source, named
+from specdraft.data.packing import PackedData, pack_flat
+from specdraft.data.regeneration import (
+    Engine,
+    Regeneration,
+    RegenerationSettings,
+    cache_key,
+    default_cache_dir,
+    regenerate,
+)
+from specdraft.data.sources.base import Conversation, Selection, Source, list_ids
 from specdraft.data.sources.decontamination import Benchmark
-from specdraft.data.store.contents import tokenizer_hash
-from specdraft.data.tokenization.cache import Examples, Flat, Notes, in_chunks, prepared
-from specdraft.data.tokenization.chat import Example
-from specdraft.data.tokenization.tokenize import CHUNK, accepted, tokenized
+from specdraft.data.tokenization.cache import Flat, Notes, cached_examples, in_chunks
+from specdraft.data.tokenization.chat import tokenizer_fingerprint
+from specdraft.data.tokenization.tokenize import CHUNK, accepted, available_cores, tokenized
+from specdraft.errors import UserError
+from specdraft.text import fingerprint
 
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
+# Conversations that hold what the benchmark asks; without room for an answer; ended by a turn without room; ended by
+# an answer that max_new_tokens cut; turns not asked for after it; without a safe loss mask or refused by the template.
+COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "dropped", "unsafe")
+
 
 @dataclass(frozen=True)
 class Split:
-    """Packed rows and what was counted on the way to them."""
+    """Packed sequences, how often each id is to be learned ``[V]``, and what is logged about them (JSON-able).
 
-    rows: Rows
-    counts: Tensor  # [V] supervised tokens by id
-    report: PackingReport
-    fingerprint: str  # of all rows
-    overlapping: int  # conversations that hold what the benchmark asks
-    left_out: int  # conversations whose prompt leaves no room for an answer
-    shortened: int  # conversations that a later turn without room ended
-    unfinished: int  # regenerated responses that max_new_tokens cut
-    unsafe: int  # conversations without a safe loss mask, or that the chat template refuses
+    ``about`` has the packing report, the ``COUNTS``, and the ``fingerprint`` of all sequences.
+    """
 
-
-# What a split counts beside what packing reports, and what tells its rows from others.
-COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "unsafe")
-BESIDES = ("fingerprint", *COUNTS)
+    data: PackedData
+    counts: Tensor
+    about: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What decides the rows, besides the target. ``limits`` count conversations by split; None takes all.
+    """What decides the packed sequences, besides the target; the settings of ``data=``.
 
-    ``num_proc`` processes tokenize. Conversations that overlap with the ``benchmark`` are left out.
+    ``limit`` and ``validation_limit`` count conversations; None takes all. ``num_proc`` processes tokenize (None: one
+    per core, at most 8). ``benchmark`` holds questions: conversations that overlap with one are left out.
     """
 
     source: Source
-    limits: Mapping[str, int | None]
-    sequence_length: int
-    regenerate: bool
-    generation: RegenerationSettings
-    cache_dir: Path
-    num_proc: int
-    benchmark: Benchmark
+    sequence_length: int = 512
+    limit: int | None = None
+    validation_limit: int | None = None
+    regenerate: bool = True
+    temperatures: Sequence[float] = (0.0, 1.0)
+    max_new_tokens: int = 96
+    generation_batch_size: int = 128
+    seed: int = 0
+    cache_dir: str | None = None
+    num_proc: int | None = None
+    benchmark: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible settings."""
+        if self.num_proc is not None and self.num_proc < 1:
+            raise UserError(f"data.num_proc is {self.num_proc}: expected a positive number of processes, or null")
+        _ = self.generation
+
+    @cached_property
+    def generation(self) -> RegenerationSettings:
+        """How the target answers."""
+        temperatures = tuple(float(temperature) for temperature in self.temperatures)
+        return RegenerationSettings(temperatures, self.max_new_tokens, self.generation_batch_size, self.seed)
+
+    @cached_property
+    def questions(self) -> Benchmark:
+        """The benchmark, for comparison."""
+        return Benchmark(self.benchmark)
+
+    @property
+    def cache(self) -> Path:
+        """Where answers and examples are kept."""
+        return Path(self.cache_dir).expanduser() if self.cache_dir else default_cache_dir()
 
     def settings(self) -> dict[str, Any]:
-        """All of it, JSON-able, as recorded with a store."""
+        """All that decides the sequences, JSON-able, as recorded with a store."""
         decisive = {
             "source": _plain(self.source),
-            "limit": self.limits["train"],
-            "validation_limit": self.limits["validation"],
+            "limit": self.limit,
+            "validation_limit": self.validation_limit,
             "sequence_length": self.sequence_length,
             "regenerate": self.regenerate,
             "generation": asdict(self.generation) if self.regenerate else None,
-            "benchmark": hashlib.sha256(repr(sorted(self.benchmark.questions)).encode()).hexdigest()[:16],
+            "benchmark": fingerprint(sorted(self.questions.questions)),
         }
         return json.loads(json.dumps(decisive))
 
-    def chosen(self, split: str) -> Iterator[Conversation]:
-        """The conversations of a split, without those that hold what the benchmark asks."""
-        return self._without_benchmark(self.source.conversations(split, self.limits[split]), Notes())
+    def conversations(self, split: str) -> Selection:
+        """The conversations of a split, up to its limit. Raises UserError."""
+        return self.source.conversations(split, self.limit if split == "train" else self.validation_limit)
 
-    def row_length(self, target: "Target") -> int:
-        """Tokens in a packed row, of which the target must be able to read all."""
-        return min(self.sequence_length, target.max_length)
+    def without_benchmark(self, conversations: Iterable[Conversation], notes: Notes) -> Iterator[Conversation]:
+        """Those that do not overlap with the benchmark; the others are counted."""
+        for conversation in conversations:
+            if self.questions.overlaps(conversation):
+                notes.counts["overlapping"] = notes.counts.get("overlapping", 0) + 1
+            else:
+                yield conversation
+
+    def answers(self, target: "Target", split: str, engine: Engine, notes: Notes) -> Regeneration:
+        """The target's answers to the conversations of a split, by ``engine`` or from the cache. Raises UserError."""
+        return regenerate(
+            target,
+            self.without_benchmark(self.conversations(split), notes),
+            self.generation,
+            self.cache,
+            self._length(target),
+            f"{split} conversations",
+            engine,
+            self.source.max_malformed,
+        )
 
     def prepare(self, target: "Target", split: str, engine: Engine) -> Split:
         """Read, regenerate (or find in the cache), tokenize, pack and count. Raises UserError."""
-        found = self.source.conversations(split, self.limits[split])
-        examples = prepared(
-            self.cache_dir / "prepared",
-            self._cache_key_fields(target, split, found),
+        examples = cached_examples(
+            self.cache / "prepared",
+            self._cache_key_fields(target, split),
             target.vocab_size,
-            lambda notes: self._examples(target, split, found, engine, notes),
+            lambda notes: self._examples(target, split, engine, notes),
         )
-        rows, report = pack_flat(Flat(examples.tokens, examples.lengths), examples.supervised, self.row_length(target))
-        counts = {name: examples.notes.counts[name] for name in COUNTS}
-        return Split(rows, examples.counts, report, _fingerprint(examples, rows), **counts)
+        packed, report = pack_flat(examples.flat, self._length(target))
+        about = asdict(report) | {"fingerprint": fingerprint([examples.fingerprint, packed.digest().hex()])}
+        return Split(packed, examples.counts, about | {name: examples.notes.counts[name] for name in COUNTS})
 
-    def _cache_key_fields(self, target: "Target", split: str, found: Selection) -> dict[str, Any]:
-        """All that decides the examples."""
-        settings = self.settings()
-        regenerated = {
-            "split": split,  # of which messages speak
-            "generation": settings["generation"],
-            "target": asdict(target.identity),
-            "dtype": str(target.dtype),
-            "row_length": self.row_length(target),
-        }
+    def _length(self, target: "Target") -> int:
+        """Tokens in a packed sequence, of which the target must be able to read all."""
+        return min(self.sequence_length, target.max_length)
+
+    def _cache_key_fields(self, target: "Target", split: str) -> dict[str, Any]:
+        """All that decides the examples; the split is named in messages that are kept with them."""
         return {
-            "conversations": found.fingerprint,
-            "benchmark": settings["benchmark"],
+            "conversations": self.conversations(split).fingerprint,
+            "benchmark": self.settings()["benchmark"],
             "tokenizer": _tokenizer(target.tokenizer),
             "end": sorted(target.eos_token_ids),
             "max_malformed": self.source.max_malformed,
-            "regenerated": regenerated if self.regenerate else None,
+            "answers": [split, cache_key(target, self.generation, self._length(target))] if self.regenerate else None,
         }
 
-    def _examples(self, target: "Target", split: str, found: Selection, engine: Engine, notes: Notes) -> Iterator[Flat]:
-        """The examples of the conversations ``found``, in chunks."""
+    def _examples(self, target: "Target", split: str, engine: Engine, notes: Notes) -> Iterator[Flat]:
+        """The examples of a split, in chunks."""
         notes.counts |= dict.fromkeys(COUNTS, 0)
+        found, where = self.conversations(split), f"{split} conversations of {self.source.name}"
         if self.regenerate:
-            conversations = self._without_benchmark(found, notes)
-            yield from in_chunks(self._regenerated(target, split, conversations, engine, notes))
+            done = self.answers(target, split, engine, notes)
+            notes.counts |= {name: getattr(done.counts, name) for name in COUNTS if hasattr(done.counts, name)}
+            notes.counts["unsafe"] = done.counts.refused
+            if done.refused:
+                notes.warnings.append(
+                    f"{len(done.refused)} of {done.counts.conversations} {where} are refused by the target's chat "
+                    f"template and end there ({list_ids([name for name, _ in done.refused])}): {done.refused[0][1]}"
+                )
+            yield from in_chunks(done.examples())
         else:
             bar = tqdm(found, desc=f"preparing {split} conversations", unit="", unit_scale=True, dynamic_ncols=True)
-            conversations = self._without_benchmark(bar, notes)
-            processes = min(self.num_proc, -(-len(found) // CHUNK))
+            processes = min(self.num_proc or min(8, available_cores()), -(-len(found) // CHUNK))
+            conversations = self.without_benchmark(bar, notes)
             chunks = tokenized(target.tokenizer, conversations, target.eos_token_ids, processes)
-            where = f"{split} conversations of {self.source.name}"
             yield from accepted(chunks, self.source.max_malformed, where, notes)
         if notes.counts["overlapping"]:
             notes.warnings.append(
                 f"{notes.counts['overlapping']} of {len(found)} {split} conversations hold what the benchmark asks and "
                 "are left out"
             )
-
-    def _without_benchmark(self, conversations: Iterable[Conversation], notes: Notes) -> Iterator[Conversation]:
-        for conversation in conversations:
-            if self.benchmark.overlaps(conversation):
-                notes.counts["overlapping"] += 1
-            else:
-                yield conversation
-
-    def _regenerated(
-        self, target: "Target", split: str, conversations: Iterable[Conversation], engine: Engine, notes: Notes
-    ) -> Iterator[Example]:
-        """What the target answers, turn by turn."""
-        done = regenerate(
-            target,
-            conversations,
-            self.generation,
-            self.cache_dir,
-            self.row_length(target),
-            f"{split} conversations",
-            engine,
-            self.source.max_malformed,
-        )
-        counts = {name: getattr(done.counts, name) for name in ("left_out", "shortened", "unfinished")}
-        notes.counts |= counts | {"unsafe": done.counts.refused}
-        if done.refused:
-            names = named([name for name, _ in done.refused])
-            notes.warnings.append(
-                f"{len(done.refused)} of {done.counts.conversations} {split} conversations of {self.source.name} are "
-                f"refused by the target's chat template and end there ({names}): {done.refused[0][1]}"
-            )
-        yield from done.examples()
 
 
 def _plain(value: Any) -> Any:
@@ -177,17 +196,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | None) else str(value)
 
 
-def _fingerprint(examples: Examples, rows: PackedRows) -> str:
-    """Of all rows, without reading them: what the tokens are, and where each stands."""
-    return hashlib.sha256(examples.checksum.encode() + rows.digest()).hexdigest()[:16]
-
-
 def _tokenizer(tokenizer: Any) -> str:
     """A hash of all that decides how conversations become token ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = json.loads(backend.to_str()) if backend is not None else tokenizer_hash(tokenizer)
+    parts = json.loads(backend.to_str()) if backend is not None else tokenizer_fingerprint(tokenizer)
     if isinstance(parts, dict):  # these two are left from the last call
         parts |= {"truncation": None, "padding": None}
     special = [getattr(tokenizer, name, None) for name in ("chat_template", "bos_token_id", "eos_token_id")]
-    decisive = [parts, special, transformers.__version__, tokenizers.__version__]
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint([parts, special, transformers.__version__, tokenizers.__version__])

@@ -1,4 +1,4 @@
-"""Which rows a rank sees, in which order: seeded, the same for any number of ranks, able to continue mid-epoch."""
+"""Which sequences a rank sees, in which order: seeded, the same for any number of ranks, able to resume mid-epoch."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,67 +10,74 @@ from specdraft.errors import UserError
 
 
 class ResumableSampler(Sampler[int]):
-    """Row indices of one rank.
+    """Indices of the packed sequences of one rank.
 
-    The epoch's permutation depends on seed and epoch alone. It is cut into global batches of
-    ``batch_size * world_size`` rows, of which each rank takes its part, so that two ranks see together what one rank
-    with twice the batch size sees; ``accumulate`` of them in a row make an optimizer step. Rows that do not fill a last
-    step wait for another epoch's permutation.
+    The epoch's permutation depends on seed and epoch alone. It is split into global batches of
+    ``batch_size * world_size`` sequences, of which each rank takes its part, so that two ranks see together what one
+    rank with twice the batch size sees; ``accumulate`` consecutive ones make an optimizer step. Sequences that do not
+    fill a last step wait for another epoch's permutation.
 
     Lightning calls ``set_epoch``. ``__len__`` is always that of a whole epoch: a resumed Lightning loop subtracts the
     batches it has already seen.
     """
 
     def __init__(
-        self, num_rows: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1, accumulate: int = 1
+        self,
+        num_sequences: int,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulate: int = 1,
     ) -> None:
-        """Raises UserError if there are fewer rows than one optimizer step takes."""
-        self.num_rows, self.batch_size, self.seed = num_rows, batch_size, seed
+        """Raises UserError if there are fewer sequences than one optimizer step takes."""
+        self.num_sequences, self.batch_size, self.seed = num_sequences, batch_size, seed
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
         self.epoch = 0
-        self._resumed: tuple[int, int] | None = None  # (epoch, rows of it that are done)
+        self._resumed: tuple[int, int] | None = None  # (epoch, sequences of it that are done)
         self._order: tuple[int, torch.Tensor] | None = None  # (epoch, its permutation)
-        if num_rows < self.global_batch_size * accumulate:
+        if num_sequences < self.global_batch_size * accumulate:
             batches = f", {accumulate} batches accumulated" if accumulate > 1 else ""
+            step = self.global_batch_size * accumulate
             raise UserError(
-                f"the training data packs into {num_rows} rows, one step takes {self.global_batch_size * accumulate} "
+                f"the training data packs into {num_sequences} sequences, one step takes {step} "
                 f"(data.batch_size={batch_size} on {world_size} devices{batches}): lower data.batch_size or use more "
                 "data"
             )
 
     @property
     def global_batch_size(self) -> int:
-        """Rows that all ranks consume at a time."""
+        """Sequences that all ranks consume at a time."""
         return self.batch_size * self.world_size
 
     @property
-    def rows_per_epoch(self) -> int:
-        """Rows that all ranks consume in an epoch."""
+    def sequences_per_epoch(self) -> int:
+        """Sequences that all ranks consume in an epoch."""
         step = self.global_batch_size * self.accumulate
-        return self.num_rows // step * step
+        return self.num_sequences // step * step
 
     def __len__(self) -> int:
-        """Rows of this rank in a whole epoch."""
-        return self.rows_per_epoch // self.world_size
+        """Sequences of this rank in a whole epoch."""
+        return self.sequences_per_epoch // self.world_size
 
     def __iter__(self) -> Iterator[int]:
-        """The rows of this rank that are left in the epoch."""
+        """The sequences of this rank that are left in the epoch."""
         done = 0
         if self._resumed is not None and self._resumed[0] == self.epoch:
             done = self._resumed[1]
-        for start in range(done, self.rows_per_epoch - self.global_batch_size + 1, self.global_batch_size):
+        for start in range(done, self.sequences_per_epoch - self.global_batch_size + 1, self.global_batch_size):
             yield from self._mine(start)
 
-    def step_rows(self, batch: int) -> list[int]:
-        """The rows of this rank in the optimizer step that begins with the epoch's batch number ``batch``."""
+    def step_indices(self, batch: int) -> list[int]:
+        """The sequences of this rank in the optimizer step that begins with the epoch's batch number ``batch``."""
         first, size = batch * self.global_batch_size, self.global_batch_size
-        return [row for part in range(self.accumulate) for row in self._mine(first + part * size)]
+        return [index for part in range(self.accumulate) for index in self._mine(first + part * size)]
 
     def _mine(self, start: int) -> list[int]:
         """This rank's part of the global batch that begins at ``start`` of the epoch."""
         if self._order is None or self._order[0] != self.epoch:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-            self._order = self.epoch, torch.randperm(self.num_rows, generator=generator)
+            self._order = self.epoch, torch.randperm(self.num_sequences, generator=generator)
         mine = start + self.rank * self.batch_size
         return self._order[1][mine : mine + self.batch_size].tolist()
 
@@ -82,30 +89,31 @@ class ResumableSampler(Sampler[int]):
         """What a resumed run needs to know once ``batches`` of ``epoch`` are done: the same on every rank."""
         return {
             "epoch": epoch,
-            "rows": batches * self.global_batch_size,
-            "num_rows": self.num_rows,
+            "sequences": batches * self.global_batch_size,
+            "num_sequences": self.num_sequences,
             "seed": self.seed,
-            "step_rows": self.global_batch_size * self.accumulate,
+            "step_sequences": self.global_batch_size * self.accumulate,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue there, on any number of ranks. Raises UserError if the order of rows was another one, or a step
-        took another number of them."""
-        for name in ("num_rows", "seed"):
+        """Continue there, on any number of ranks. Raises UserError if the order was another one, or a step took
+        another number of sequences."""
+        for name in ("num_sequences", "seed"):
             if state[name] != getattr(self, name):
                 raise UserError(
                     f"the checkpoint was trained on other data ({name} was {state[name]}, now {getattr(self, name)}): "
-                    "resume with the settings of that run, or start anew"
+                    "resume with the settings of that run, or start a new one"
                 )
         step = self.global_batch_size * self.accumulate
-        if state["step_rows"] != step:
+        before = state["step_sequences"]
+        if before != step:
             raise UserError(
-                f"an optimizer step of the checkpoint takes {state['step_rows']} rows, one of this run {step}: "
-                f"expected data.batch_size ({self.batch_size}) x devices ({self.world_size}) x "
-                f"trainer.accumulate_grad_batches ({self.accumulate}) to be {state['step_rows']}; change one of them"
+                f"an optimizer step of the checkpoint takes {before} sequences, one of this run {step}: expected "
+                f"data.batch_size ({self.batch_size}) x devices ({self.world_size}) x "
+                f"trainer.accumulate_grad_batches ({self.accumulate}) to be {before}; change one of them"
             )
-        epoch, rows = state["epoch"], state["rows"]
-        if rows >= self.rows_per_epoch:
-            epoch, rows = epoch + 1, 0
+        epoch, done = state["epoch"], state["sequences"]
+        if done >= self.sequences_per_epoch:
+            epoch, done = epoch + 1, 0
         self.epoch = epoch
-        self._resumed = (epoch, rows)
+        self._resumed = (epoch, done)

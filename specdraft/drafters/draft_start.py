@@ -38,7 +38,7 @@ def find_start(
         shape = shape or {"num_hidden_layers": max(1, target.num_layers // 4)}
         return Start(_reshaped(_describe(target.config), shape), None, ())
     if start == "checkpoint":
-        sibling = _sibling(checkpoint, revision, target)
+        sibling = _sibling(checkpoint, revision, shape, target)
         return Start(_describe(sibling.config), sibling, range(sibling.num_layers))
     raise UserError(f"start is {start!r}: expected one of {', '.join(STARTS)}")
 
@@ -110,12 +110,14 @@ def _reshaped(config: dict[str, Any], shape: Mapping[str, Any]) -> dict[str, Any
     return _with_layers(config, [layer % config["num_hidden_layers"] for layer in range(count)]) | dict(shape)
 
 
-def _sibling(name: str | None, revision: str | None, target: Target) -> LanguageModel:
+def _sibling(name: str | None, revision: str | None, shape: Mapping[str, Any] | None, target: Target) -> LanguageModel:
     if name is None:
         raise UserError(
             "start=checkpoint needs a model to start from: expected model.drafter.checkpoint=PATH or a hub id"
         )
     if target.device.type == "meta":  # a plan, which loads nothing
+        if shape is not None:
+            return LanguageModel(AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape)))
         config = AutoConfig.from_pretrained(loading.location(name), revision=revision, trust_remote_code=False)
         return LanguageModel(AutoModelForCausalLM.from_config(config))
     model, tokenizer = loading.load(name, revision, "float32", attention(target), False, what="draft")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from specdraft.data.sources.base import PythonStdlib
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.embedded.corpus import ROW, documents

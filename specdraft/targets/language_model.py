@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from specdraft.decoding.cache import CachesSideBySide, RewindableCache
 from specdraft.errors import UserError
-from specdraft.targets.masks import attention_masks
+from specdraft.targets.masks import attention_masks, takes_masks
 
 # Attention whose keys and values are kept per position, so that a rejected draft can be taken back.
 _REWINDABLE = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -32,6 +32,10 @@ class Features(NamedTuple):
 
     aux: Tensor
     last: Tensor
+
+    def at(self, row: int, positions: Sequence[int]) -> "Features":
+        """Those of some positions of one sequence, ``[1, n, ...]``."""
+        return Features(*(part[row : row + 1, positions] for part in self))
 
 
 Capture = Callable[[Tensor, Tensor], Features]
@@ -105,27 +109,35 @@ class LanguageModel:
 
         They carry the gradients of whatever weights are trained.
         """
-        inputs: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids}
-        if not self._separates_documents:
-            documents = (position_ids == 0).cumsum(-1)  # [B, T]
-            visible = (documents[..., None] == documents[:, None]).tril()
-            inputs["attention_mask"] = attention_masks(
-                self.config, visible, position_ids, [0] * len(input_ids), self.dtype
-            )
+        if self._separates_documents:
+            return self._run_packed(layers, input_ids, position_ids)
+        documents = (position_ids == 0).cumsum(-1)  # [B, T]
+        visible = (documents[..., None] == documents[:, None]).tril()
+        masks = attention_masks(self.config, visible, position_ids, [0] * len(input_ids), self.dtype)
         # With a cache transformers would attend across documents without a word.
-        return self._run(layers, use_cache=False, **inputs)
+        return self._run(layers, input_ids=input_ids, position_ids=position_ids, attention_mask=masks, use_cache=False)
+
+    def _run_packed(self, layers: Sequence[int], input_ids: Tensor, position_ids: Tensor) -> Features:
+        """Features ``[B, T, ...]``, where the architecture itself is to stop attention between documents."""
+        shape = input_ids.shape
+        if not takes_masks(self.config):
+            # transformers' flash attention looks for documents in a single sequence only: in a batch of several it
+            # would attend across them without a word. Each sequence begins with position 0, a document of its own.
+            input_ids, position_ids = input_ids.reshape(1, -1), position_ids.reshape(1, -1)
+        features = self._run(layers, input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        return Features(*(part.reshape(*shape, part.shape[-1]) for part in features))
 
     @functools.cached_property
     @torch.inference_mode()
     def _separates_documents(self) -> bool:
         """Whether the architecture itself stops attention where positions restart; gpt-oss, for one, does not.
 
-        A doubt costs an explicit mask, never a wrong distribution.
+        Asked with two sequences of two documents. A doubt costs an explicit mask, never a wrong distribution.
         """
-        ids = torch.arange(1, 9, device=self.device)[None] % self.vocab_size
-        positions = torch.arange(4, device=self.device).repeat(2)[None]
-        packed = self._run((), input_ids=ids, position_ids=positions, use_cache=False).last[:, 4:]
-        alone = self._run((), input_ids=ids[:, 4:], position_ids=positions[:, 4:], use_cache=False).last
+        ids = torch.arange(1, 17, device=self.device).view(2, 8) % self.vocab_size
+        positions = torch.arange(4, device=self.device).repeat(2, 2)  # [2, 8]
+        packed = self._run_packed((), ids, positions).last.reshape(4, 4, -1)
+        alone = self._run((), input_ids=ids.view(4, 4), position_ids=positions.view(4, 4), use_cache=False).last
         difference = (packed - alone).abs().max().item()
         return difference < self._tolerance * max(1.0, alone.abs().max().item())
 

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from specdraft.errors import UserError
 
+_MASKED = ("sdpa", "eager")
 _WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+def takes_masks(config: Any) -> bool:
+    """Whether the attention implementation takes masks; flash attention, for one, does not."""
+    return config._attn_implementation in _MASKED
 
 
 def attention_masks(
@@ -24,7 +30,7 @@ def attention_masks(
     that takes no masks.
     """
     implementation = config._attn_implementation
-    if implementation not in ("sdpa", "eager"):
+    if not takes_masks(config):
         raise UserError(
             f"the target's attention is {implementation!r}, which takes no masks, as draft trees and batches need: "
             "expected target.attn_implementation=sdpa or eager"

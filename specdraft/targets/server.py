@@ -1,10 +1,10 @@
 """Hidden states from a running vLLM server, which leaves them in files that this process can open too.
 
-B = batch, T = tokens, n = tokens of a document, a = layers, L = layers of the target, H = hidden size.
+B = sequences, T = tokens in a sequence, n = tokens of a document, a = layers, L = all layers, H = hidden size.
 
 The server extracts the drafter's layers and layer L. vLLM numbers layers as we do, "after k layers", and its layer L is
-the hidden state before the final norm: the norm is applied here, by the target's own module. A packed row is sent
-document by document, as no document may see another.
+the hidden state before the final norm: the norm is applied here, by the target's own module. A packed sequence
+is sent document by document, as no document may see another.
 
 vLLM answers before it has written the file. Beside it lies a lock, which its writer holds until it is done.
 """
@@ -12,18 +12,18 @@ vLLM answers before it has written the file. Beside it lies a lock, which its wr
 import fcntl
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import httpx
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from specdraft.errors import UserError
+from specdraft.http_client import HttpClient
 from specdraft.targets.language_model import Capture, Features, LanguageModel
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _PROBE = 32  # tokens
 # Of two engines' hidden states of a token, relative to its norm; neighboring layers differ by a tenth and more.
 _SAME_FP32, _SAME = 1e-3, 5e-2
-_PASSING = {408, 429, 500, 502, 503, 504}  # HTTP statuses that another attempt may mend
 
 
 def extracted(target: "Target", layers: Sequence[int]) -> list[int]:
@@ -43,51 +42,38 @@ def extracted(target: "Target", layers: Sequence[int]) -> list[int]:
 class Server:
     """A server that somebody started; docs/store.md says how. Its files lie on a disk that this process sees."""
 
-    def __init__(
-        self, url: str, model: str | None = None, concurrency: int = 64, timeout: float = 600.0, retries: int = 4
-    ) -> None:
-        """``url``: up to the port. ``model``: None takes the first one served. ``timeout``: seconds for a document.
+    def __init__(self, url: str, model: str | None = None, **options: Any) -> None:
+        """Check the settings; nothing is sent yet. ``model``: None takes the first one served.
 
-        ``retries``: after a failure that may pass, each twice as late as the one before.
+        ``options`` are those of ``HttpClient``, which asks for documents. Raises UserError.
         """
-        if concurrency < 1 or timeout <= 0 or retries < 0:
-            raise UserError(
-                f"features.concurrency is {concurrency}, timeout {timeout} and retries {retries}: expected positive "
-                "numbers of documents and seconds, and no negative number of retries"
-            )
-        self.url, self.model = url.rstrip("/"), model
-        self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
+        self.model = model
+        self.client = partial(HttpClient, url, "features", "vLLM's server", **options)
+        self.client()
 
     @contextmanager
-    def open(self, target: "Target", layers: Sequence[int], row_length: int) -> Iterator[Capture]:
+    def open(self, target: "Target", layers: Sequence[int], sequence_length: int) -> Iterator[Capture]:
         """Connect. Raises UserError unless the server gives the hidden states that the target gives here."""
-        limits = httpx.Limits(max_connections=self.concurrency)
-        pool = ThreadPoolExecutor(self.concurrency)
-        with httpx.Client(base_url=self.url, timeout=self.timeout, limits=limits) as http:
-            connection = Connection(self, http, pool, target, layers)
-            try:
-                connection.check()
-                yield connection.features
-            finally:
-                pool.shutdown(cancel_futures=True)
+        with self.client() as client:
+            connection = Connection(client, self.model, target, layers)
+            connection.check()
+            yield connection.features
 
 
 class Connection:
     """A conversation with a server about the hidden states of one target."""
 
-    def __init__(
-        self, server: Server, http: httpx.Client, pool: ThreadPoolExecutor, target: "Target", layers: Sequence[int]
-    ) -> None:
-        """Ask for the model's name. Raises UserError if nobody answers."""
-        self.server, self.http, self.pool = server, http, pool
-        self.target, self.layers = target, layers
-        self.model = server.model or self._ask("GET", "/v1/models")["data"][0]["id"]
+    def __init__(self, client: HttpClient, model: str | None, target: "Target", layers: Sequence[int]) -> None:
+        """Ask for the model's name. Raises UserError if there is no answer."""
+        self.client, self.target, self.layers = client, target, layers
+        self.model = model or client.request("GET", "/models", check=_first_model)["data"][0]["id"]
 
     def features(self, input_ids: Tensor, position_ids: Tensor) -> Features:
-        """Features of packed rows ``[B, T]``, their documents read side by side. Raises UserError."""
+        """Features of packed sequences ``[B, T]``, their documents read side by side. Raises UserError."""
         begins = (position_ids.flatten() == 0).nonzero().flatten()
         documents = [ids.tolist() for ids in input_ids.flatten().tensor_split(begins[1:])]
-        found = torch.cat(list(self.pool.map(self._states, documents)))  # [B*T, a+1, H]
+        by_number = dict(self.client.each(self._states, documents))
+        found = torch.cat([by_number[number] for number in range(len(documents))])  # [B*T, a+1, H]
         found = found.to(self.target.device, self.target.dtype).unflatten(0, input_ids.shape)  # [B, T, a+1, H]
         return Features(found[..., :-1, :].flatten(-2), self.target.norm(found[..., -1, :]))
 
@@ -99,7 +85,7 @@ class Connection:
         dtype = self._states(ids[0].tolist()).dtype
         theirs = self.features(ids, positions)
         device = self.target.device
-        # By the weights that are here, whoever reads the rest of the data.
+        # By the weights of this process, also where a server reads the rest of the data.
         ours = LanguageModel.features(self.target, ids.to(device), positions.to(device), self.layers)
         same = _SAME_FP32 if dtype == self.target.dtype == torch.float32 else _SAME
         names = [f"layer {layer}" for layer in self.layers] + ["the last layer"]
@@ -109,7 +95,7 @@ class Connection:
         worst = int(errors.argmax())
         if not errors[worst] < same:
             raise UserError(
-                f"the server at {self.server.url} gives hidden states of {names[worst]} that differ from those of "
+                f"the server {self.client.url} gives hidden states of {names[worst]} that differ from those of "
                 f"{self.target.identity.name!r} by {errors[worst]:.2g} of their norm, expected less than {same}: serve "
                 f"that model, and extract layers {extracted(self.target, self.layers)}"
             )
@@ -117,41 +103,26 @@ class Connection:
     def _states(self, ids: list[int]) -> Tensor:
         """What the server extracts of a document, ``[n, a+1, H]``."""
         body = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0.0}
-        answer = self._ask("POST", "/v1/completions", body)
+        answer = self.client.request("POST", "/completions", body, lambda answer: answer.get("kv_transfer_params"))
         path = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
         if path is None:
             raise UserError(
-                f"the server at {self.server.url} sends no hidden states: expected vLLM with the method "
+                f"the server {self.client.url} sends no hidden states: expected vLLM with the method "
                 "extract_hidden_states and its connector; docs/store.md says how to start it"
             )
-        tensors = take(Path(path), self.server.timeout)
+        tensors = take(Path(path), self.client.timeout)
         states, expected = tensors["hidden_states"], (len(self.layers) + 1, self.target.hidden_size)
         if tensors["token_ids"].tolist() != ids or states.shape[1:] != expected or len(states) != len(ids):
             raise UserError(
-                f"the server at {self.server.url} extracts hidden states of shape {list(states.shape)} for "
+                f"the server {self.client.url} extracts hidden states of shape {list(states.shape)} for "
                 f"{len(ids)} tokens: expected {[len(ids), *expected]}, of layers "
                 f"{extracted(self.target, self.layers)}; start it with those, as docs/store.md says"
             )
         return states
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        for attempt in range(self.server.retries + 1):
-            if attempt:
-                time.sleep(2.0 ** (attempt - 2))
-            try:
-                response = self.http.request(method, path, json=body)
-            except httpx.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
-                continue
-            if response.is_success:
-                return response.json()
-            reason = f"status {response.status_code}: {' '.join(response.text.split())[:300]}"
-            if response.status_code not in _PASSING:
-                break
-        raise UserError(
-            f"the server at {self.server.url} does not answer {path} ({reason}): expected vLLM's server there; mend it "
-            "and start again, what is written stays"
-        )
+
+def _first_model(body: Any) -> str:
+    return body["data"][0]["id"]
 
 
 def take(path: Path, timeout: float) -> dict[str, Tensor]:

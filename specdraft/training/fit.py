@@ -2,106 +2,77 @@
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.data.datamodule import DataModule
-from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.checkpoint import about_target
+from specdraft.drafters.checkpoint import about_target, check_target, load_drafter
 from specdraft.entry import build
+from specdraft.errors import UserError
+from specdraft.export import layout_for
 from specdraft.files import atomic_directory, atomic_file
 from specdraft.redaction import redact
 from specdraft.targets import Target
-from specdraft.training.callbacks.checkpoint import RunCheckpoint, StopSignal
+from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
-from specdraft.training.callbacks.loss_guard import LossGuard
-from specdraft.training.callbacks.progress import ProgressBar, progress
-from specdraft.training.callbacks.rank_heartbeat import RankHeartbeat, broken_connections_explained
+from specdraft.training.callbacks.rank_heartbeat import broken_connections_explained
 from specdraft.training.checkpoints.resume import CHECKPOINTS
+from specdraft.training.devices import uses_gpus
 from specdraft.training.module import DrafterModule
-from specdraft.training.monitoring.gauges import flops_per_token
-from specdraft.training.monitoring.identity import log_identity
-from specdraft.training.monitoring.loggers import close
-from specdraft.training.start import build_drafter
-from specdraft.training.strategies import uses_gpus
+from specdraft.training.monitoring.loggers import close, log_identity
+from specdraft.training.monitoring.metrics import flops_per_token
+from specdraft.training.preflight import Run
 from specdraft.training.summary import summary
 
 
-def fit(
-    config: DictConfig,
-    target: Target,
-    data: DataModule,
-    loggers: list[Logger],
-    directory: Path,
-    resume: Path | None,
-    check: Callable[[Drafter], object] = lambda drafter: None,
-) -> DrafterModule:
-    """Train. ``directory`` then holds checkpoints/ and drafter/, the best head. ``data`` is prepared.
+def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logger], run: Run) -> DrafterModule:
+    """Train. The run's directory then holds checkpoints/ and drafter/, the best head. ``data`` is prepared.
 
-    ``check`` sees the drafter before it is trained, and may refuse it. Raises Interrupted once a requested stop has
-    left a checkpoint, UserError for a loss that is not finite.
+    Raises Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite, or for a
+    drafter that cannot be exported for the run's engine: days of training must not end in a format that does not exist.
     """
     drafter, vocabulary = build_drafter(config, target, data)
     data.check_reads(drafter)
-    check(drafter)
+    if run.engine is not None:
+        layout_for(drafter.served(), about_target(target), run.engine, run.directory / f"export-{run.engine.name}")
     about = data.describe() | data.coverage(vocabulary)
     settings: Any = OmegaConf.to_container(config, resolve=True)
     length = min(config.data.sequence_length, target.max_length)
     flops = flops_per_token(target, drafter, length, stored=config.data.store is not None)
     describe = redact({"config": settings, "data": about})
-    module = DrafterModule(drafter, target, build(config.model.optimizer), describe, flops)
+    extra = {
+        "data": about,
+        "decoding": {"num_draft_tokens": config.decoding.num_draft_tokens},
+        "training": {"max_steps": config.trainer.max_steps, "seed": config.seed},
+        "target": about_target(target),
+    }
+    module = DrafterModule(drafter, target, build(config.model.optimizer), describe, flops, extra)
     log_identity(loggers, redact(settings), about, target, data)
 
-    stop = StopSignal()
-    prompts = data.evaluation_prompts_by_category("validation", config.live.prompts, config.live.max_new_tokens)
-    live = LiveAcceptance(
-        [ids for _, ids in prompts],
-        directory / "drafter",
-        config.live.every_n_steps,
-        config.decoding.num_draft_tokens,
-        live_sampling(config),
-        config.live.max_new_tokens,
-        extra={
-            "data": about,
-            "decoding": {"num_draft_tokens": config.decoding.num_draft_tokens},
-            "training": {"max_steps": config.trainer.max_steps, "seed": config.seed},
-            "target": about_target(target),
-        },
-        stop=lambda: stop.requested,
-        categories=[category for category, _ in prompts],
-    )
-    checkpoints = RunCheckpoint(
-        directory / CHECKPOINTS,
-        live,
-        stop,
-        config.checkpoint.every_n_steps,
-        config.checkpoint.keep,
-        config.checkpoint.asynchronous,
-    )
-    guard = LossGuard(directory / "bad-batches", **config.guard)
-    bar = progress()
+    callbacks = build_callbacks(config.callbacks)
     trainer = build(config.trainer, _partial_=True)(
         strategy=build(config.strategy),
         precision=_precision(config),
         logger=loggers or False,
-        callbacks=[stop, bar, guard, live, checkpoints, RankHeartbeat(checkpoints.directory)],
-        enable_progress_bar=isinstance(bar, ProgressBar),
-        default_root_dir=directory,
+        callbacks=callbacks,
+        enable_progress_bar=any(isinstance(each, TQDMProgressBar) for each in callbacks),
+        default_root_dir=run.directory,
     )
-    if resume is not None:
-        copy_best_from_resumed(resume, directory)
+    if run.resume is not None:
+        copy_best_from_resumed(run.resume, run.directory)
     if uses_gpus(config.trainer.accelerator):
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
     started = time.perf_counter()
     try:
-        with broken_connections_explained(checkpoints.directory):
-            trainer.fit(module, data, ckpt_path=resume, weights_only=True)
+        with broken_connections_explained(run.directory / CHECKPOINTS):
+            trainer.fit(module, data, ckpt_path=run.resume, weights_only=True)
     except SystemExit as error:
         # Lightning turns a Ctrl-C outside our handler's reach into exit status 1.
         if isinstance(error.__context__, KeyboardInterrupt):
@@ -111,15 +82,23 @@ def fit(
         torch.set_float32_matmul_precision("highest")  # the evaluation compares tokens exactly
         close(loggers)
     if trainer.is_global_zero:
-        print(f"\n{summary(module, live, time.perf_counter() - started)}")
+        print(f"\n{summary(module, find_callback(trainer, LiveAcceptance), time.perf_counter() - started)}")
     return module
 
 
-def live_sampling(config: DictConfig) -> Sampling:
-    """How live acceptance decodes: at the first of ``decoding.temperature``."""
-    temperature = config.decoding.temperature
-    first = temperature if isinstance(temperature, int | float) else temperature[0]
-    return Sampling(float(first), config.decoding.top_k, config.decoding.top_p)
+def best_acceptance_length(trainer: Trainer) -> float | None:
+    """Of the best head that was measured while training, None without a measurement."""
+    live = find_callback(trainer, LiveAcceptance)
+    return None if live is None else live.best
+
+
+def build_callbacks(nodes: DictConfig) -> list[Callback]:
+    """The callbacks of ``conf/callbacks``, in their order; null leaves one out. Raises UserError for what is none."""
+    callbacks = {name: build(node) for name, node in nodes.items() if node is not None}
+    for name, callback in callbacks.items():
+        if not isinstance(callback, Callback):
+            raise UserError(f"callbacks.{name!s} makes {type(callback).__name__}: expected a lightning.Callback")
+    return list(callbacks.values())
 
 
 def copy_best_from_resumed(resume: Path, directory: Path) -> None:
@@ -144,3 +123,43 @@ def _precision(config: DictConfig) -> Any:
         return config.trainer.precision
     gpus = uses_gpus(config.trainer.accelerator)
     return "bf16-mixed" if gpus and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple[Drafter, torch.Tensor]:
+    """The drafter and its draft vocabulary, ascending target ids ``[Vd]``. ``data`` is prepared.
+
+    With ``config.init`` it has the weights and the draft vocabulary of that checkpoint. Raises UserError for a
+    checkpoint of another target or another drafter than the configuration describes.
+    """
+    make = build(config.model.drafter, _partial_=True)
+    if config.init is None:
+        vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
+        return make(target=target, draft_vocabulary=vocabulary), vocabulary
+    given, about = load_drafter(config.init)
+    check_target(about, target)
+    ids = getattr(getattr(given, "vocabulary", None), "ids", None)  # None: the whole vocabulary
+    vocabulary = torch.arange(target.vocab_size) if ids is None else ids
+    drafter = make(target=target, draft_vocabulary=vocabulary)
+    _check_alike(drafter, given, config.init)
+    drafter.load_state_dict(given.state_dict())
+    return drafter, vocabulary
+
+
+def _check_alike(drafter: Drafter, given: Drafter, path: str | Path) -> None:
+    if type(drafter) is not type(given):
+        raise UserError(
+            f"init={path} holds a drafter of the kind {type(given).__name__}, and the configuration makes "
+            f"{type(drafter).__name__}: choose the model of the checkpoint"
+        )
+    ours: dict[str, Any] = drafter.config()
+    for name, value in given.config().items():
+        if name not in drafter.training_options and ours.get(name) != value:
+            raise UserError(
+                f"init={path} holds a drafter with {name}={_shown(value)}, and the configuration makes one with "
+                f"{_shown(ours.get(name))}: set model.drafter to what the checkpoint has"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -23,8 +23,8 @@ def step_totals(trainer: Trainer, drafter: Drafter, batch: Batch, batch_idx: int
     data = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector
     if not isinstance(data, DataModule):
         return None
-    step = data.step_rows(batch_idx)
-    counts = drafter.count_rows(step)
+    step = data.step_batch(batch_idx)
+    counts = drafter.count_supervised(step)
     if counts is None:
         return None
     if not torch.equal(step.input_ids[: len(batch.input_ids)], batch.input_ids.cpu()):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
 
 from specdraft.drafters.base import Drafter
@@ -22,9 +23,9 @@ from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
+from specdraft.training.activity import Activity
 from specdraft.training.global_batch import step_totals
-from specdraft.training.monitoring.counting import Counts, ratios
-from specdraft.training.monitoring.gauges import memory, peak_flops
+from specdraft.training.monitoring.metrics import Counts, memory, peak_flops, ratios
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.strategies import offloads_optimizer
 
@@ -63,7 +64,8 @@ class DrafterModule(LightningModule):
     """Trains ``drafter`` on the hidden states of ``target``.
 
     ``describe`` is saved with every checkpoint as plain containers: a DictConfig would break ``torch.load``.
-    ``flops_per_token`` is the arithmetic of a step, for the share of the devices' peak that is used.
+    ``flops_per_token`` is the arithmetic of a step, for the share of the devices' peak that is used; ``about`` goes
+    into the ``extra`` of the drafters that are saved.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class DrafterModule(LightningModule):
         optimizer: OptimizerSettings,
         describe: dict[str, Any] | None = None,
         flops_per_token: float | None = None,
+        about: dict[str, Any] | None = None,
     ) -> None:
         """Keep the target unregistered; it moves to the device when fitting starts."""
         super().__init__()
@@ -83,7 +86,9 @@ class DrafterModule(LightningModule):
         self.save_hyperparameters({"run": describe or {}}, logger=False)  # loggers get it flat, see identity.py
         self.stopwatch = Stopwatch()
         self.waiting = Stopwatch()
+        self.activity = Activity({"drafter": drafter, "target": target.model})
         self.flops_per_token = flops_per_token
+        self.about = about or {}
         self.first_values: dict[str, float] = {}
         self.last_values: dict[str, float] = {}
         self.tokens, self.seconds = 0.0, 0.0  # of the logged steps
@@ -102,7 +107,7 @@ class DrafterModule(LightningModule):
         """Loss of one packed batch."""
         torch.manual_seed(self._place(batch_idx))  # for layers that draw by themselves, such as dropout
         generator = torch.Generator(self.device).manual_seed(self._place(batch_idx))
-        loss, metrics = self._loss(self.drafter.prepare(batch, generator), self._totals)
+        loss, metrics = self._loss(self.drafter.prepare(batch, generator), self._totals, generator)
         self.step_batches.append((batch_idx, batch, loss.detach()))
         self._step_counts.append(metrics)
         return loss
@@ -113,10 +118,15 @@ class DrafterModule(LightningModule):
         if not torch.isfinite(loss):
             raise UserError(f"the validation loss is {loss.item()} in batch {batch_idx}: expected a finite number")
         self._validation.add(metrics)
+        self.activity.beat()
 
-    def _loss(self, batch: Batch, totals: Sequence[float] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(
+        self, batch: Batch, totals: Sequence[float] | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad():
             features = batch.features(self.target, self.drafter.layers, self.drafter.reads_every_last)
+            if generator is not None:  # training
+                features = self.drafter.augment(features, generator)
         more = () if totals is None else (totals,)
         result = self.drafter.training_loss(batch, features, self.target, *more)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}
@@ -138,6 +148,11 @@ class DrafterModule(LightningModule):
     def on_fit_start(self) -> None:
         """Bring the target to this rank's device."""
         self.target.to(self.device)
+        self._hook = self.target.decoder.register_forward_hook(lambda *_: self.activity.beat())
+
+    def on_fit_end(self) -> None:
+        """Leave the target as it was."""
+        self._hook.remove()
 
     def on_train_start(self) -> None:
         """Start the clocks; what a resumed run has done is logged already."""
@@ -145,16 +160,19 @@ class DrafterModule(LightningModule):
         self._peak_flops = peak_flops(self.device, str(self.trainer.precision))
         self.stopwatch.start()
         self.waiting.start()
+        self.activity.beat()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """The batch is there: count the rows of the optimizer step, if one begins with it."""
         self.waiting.pause()
+        self.activity.beat(f"step {self.trainer.global_step + 1}")
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._totals = step_totals(self.trainer, self.drafter, batch, batch_idx)
             self.step_batches, self._step_counts = [], []
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the step; of one that will be logged, keep the learning rate and the gradient norm before clipping."""
+        self.activity.beat()
         if not self.ends_step():
             return
         for counts in self._step_counts:
@@ -178,6 +196,7 @@ class DrafterModule(LightningModule):
         """Log the counts of the last ``log_every_n_steps`` steps, reduced over ranks; then wait for the next batch."""
         self._log_steps()
         self.waiting.start()
+        self.activity.beat("the wait for a batch")
 
     def _log_steps(self) -> None:
         step = self.trainer.global_step
@@ -205,6 +224,7 @@ class DrafterModule(LightningModule):
 
     def on_validation_start(self) -> None:
         """Validation is not training time."""
+        self.activity.beat("the validation")
         self.stopwatch.pause()
         self.waiting.pause()
 
@@ -239,9 +259,10 @@ class DrafterModule(LightningModule):
     # --- optimizer and checkpoints ----------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
-        """The optimizer with the warm-up and cosine schedule over ``trainer.max_steps``."""
-        max_steps = self.trainer.max_steps
-        optimizer = self.settings.build(self.drafter, offloads_optimizer(self.trainer.strategy))
+        """The optimizer and its schedule over ``trainer.max_steps``."""
+        max_steps, strategy = self.trainer.max_steps, self.trainer.strategy
+        plain = not isinstance(strategy, DeepSpeedStrategy)
+        optimizer = self.settings.build(self.drafter, plain, offloads_optimizer(strategy))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.settings.ratio(step, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -1,25 +1,70 @@
 """What can fail is checked before any work: settings, the target's presence, memory, the output directory."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf
 
-from specdraft.entry import build
+from specdraft.entry import CONF, build
 from specdraft.errors import UserError
+from specdraft.evaluation import CostSettings, EvaluationSettings
+from specdraft.export.engine import Engine
 from specdraft.files import make_directory
+from specdraft.training.checkpoints.resume import check_alike, check_unfinished, find_resume
+from specdraft.training.devices import claim_gpu, device_numbers, uses_gpus, world_size
+from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.planning.meta_target import target_config
 from specdraft.training.planning.plan import Plan, make_plan
-from specdraft.training.strategies import device_numbers, uses_gpus, world_size
+from specdraft.training.run_lock import acquire_run_lock
 
 # Lightning's own list has no public name.
 PRECISIONS = (
     *("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"),
     *("32", "bf16", "16", "64", "transformer-engine", "transformer-engine-float16"),
 )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has besides its configuration: ``directory`` is its own, ``resume`` a checkpoint to continue from,
+    ``engine`` the one to export for."""
+
+    directory: Path
+    resume: Path | None
+    engine: Engine | None
+    evaluation: EvaluationSettings
+    cost: CostSettings | None
+
+
+def prepare_run(config: DictConfig) -> Run:
+    """Check everything that can be checked now, claim the GPU and the run directory, and seed.
+
+    Raises UserError for what cannot work, before anything is loaded, computed or written over.
+    """
+    evaluation = EvaluationSettings.from_config(config.decoding, config.seed)
+    cost = None if config.evaluation.cost_model is None else CostSettings(**config.evaluation.cost_model)
+    hydra = HydraConfig.get()
+    directory = Path(hydra.runtime.output_dir)
+    check_sweep(config.trainer, hydra.mode is RunMode.MULTIRUN)
+    check_devices(config.trainer)
+    claim_gpu(config.trainer)
+    check_before_work(config, directory)
+    resume = find_resume(config.resume, Path(config.run_family), print)
+    if resume is not None:
+        check_unfinished(resume, config.trainer.max_steps)
+        check_alike(resume, config)
+    acquire_run_lock(directory, resume)
+    engine = build(engine_config(CONF, config.export)) if config.export else None
+    silence_warnings()
+    seed_everything(config.seed, workers=True, verbose=False)
+    return Run(directory, resume, engine, evaluation, cost)
 
 
 def check_settings(config: DictConfig) -> None:

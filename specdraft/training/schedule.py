@@ -1,20 +1,26 @@
-"""The optimizer and the learning rate: linear warm-up, then a cosine down to a fraction of the peak."""
+"""The optimizer and the learning rate: linear warm-up, then one of four courses to a fraction of the peak."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from specdraft.errors import UserError
 
+SCHEDULES = ("cosine", "wsd", "linear", "constant")
+SHAPES = ("sqrt", "linear")
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """The optimizer and its schedule. ``warmup_steps`` below 1 is a fraction of all steps.
+    """The optimizer and its schedule. ``warmup_steps`` and ``decay_steps`` below 1 are fractions of all steps.
 
     ``name``: adamw, or sgd, whose momentum is ``beta1``. ``final_ratio`` is the last learning rate divided by
-    ``learning_rate``, the peak.
+    ``learning_rate``, the peak. ``schedule``: cosine and linear decay from the end of the warm-up, wsd (warm-up,
+    stable, decay: MiniCPM, section 4) over the last ``decay_steps`` alone, by 1 - sqrt(progress), which Haegele et al.
+    2024 found best, or linearly. ``fused``: AdamW's update in one kernel, where torch has it.
     """
 
     learning_rate: float = 1e-4
@@ -24,26 +30,45 @@ class OptimizerSettings:
     beta1: float = 0.9
     beta2: float = 0.95
     name: str = "adamw"
+    schedule: str = "cosine"
+    decay_steps: float = 0.2
+    decay_shape: str = "sqrt"
+    fused: bool = True
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise UserError(f"model.optimizer.learning_rate is {self.learning_rate}: expected a positive number")
-        if self.name not in ("adamw", "sgd"):
-            raise UserError(f"model.optimizer.name is {self.name!r}: expected adamw or sgd")
+        for name in ("learning_rate", "decay_steps"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"model.optimizer.{name} is {getattr(self, name)}: expected a positive number")
+        for name, known in (("name", ("adamw", "sgd")), ("schedule", SCHEDULES), ("decay_shape", SHAPES)):
+            if getattr(self, name) not in known:
+                expected = f"{', '.join(known[:-1])} or {known[-1]}"
+                raise UserError(f"model.optimizer.{name} is {getattr(self, name)!r}: expected {expected}")
 
     def ratio(self, step: int, max_steps: int) -> float:
         """Learning rate of update ``step`` (from 0) as a fraction of the peak."""
-        warmup = self.warmup_steps * max_steps if self.warmup_steps < 1 else self.warmup_steps
-        if step + 1 < warmup:
-            return (step + 1) / warmup
-        progress = min(1.0, (step + 1 - warmup) / max(1.0, max_steps - warmup))
-        return self.final_ratio + (1 - self.final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+        done, warmup = step + 1, _steps(self.warmup_steps, max_steps)
+        if done < warmup:
+            return done / warmup
+        start = max(warmup, max_steps - _steps(self.decay_steps, max_steps)) if self.schedule == "wsd" else warmup
+        progress = min(1.0, max(0.0, done - start) / max(1.0, max_steps - start))
+        return self.final_ratio + (1 - self.final_ratio) * self._height(progress)
 
-    def build(self, module: nn.Module, offloaded: bool = False) -> torch.optim.Optimizer:
+    def _height(self, progress: float) -> float:
+        """What is left between the peak (1) and the last learning rate (0) at a share of the decay."""
+        match self.schedule, self.decay_shape:
+            case "constant", _:
+                return 1.0
+            case "cosine", _:
+                return 0.5 * (1 + math.cos(math.pi * progress))
+            case "wsd", "sqrt":
+                return 1 - math.sqrt(progress)
+        return 1 - progress
+
+    def build(self, module: nn.Module, fusable: bool = True, offloaded: bool = False) -> torch.optim.Optimizer:
         """The optimizer over the trainable parameters; norms (vectors) are not decayed.
 
-        ``offloaded``: its states stay in the memory of the host, for which DeepSpeed has an AdamW of its own. Raises
-        UserError where it has none.
+        ``fusable``: no strategy replaces the parameters by its own. ``offloaded``: the states stay in the memory of the
+        host, for which DeepSpeed has an AdamW of its own. Raises UserError where it has none.
         """
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
@@ -62,4 +87,27 @@ class OptimizerSettings:
             from deepspeed.ops.adam import DeepSpeedCPUAdam  # compiles itself at its first use
 
             return DeepSpeedCPUAdam(groups, lr=self.learning_rate, betas=betas, adamw_mode=True)
-        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=betas)
+        fused = self.fused and fusable and all(each.device.type in ("cpu", "cuda") for each in trainable)
+        return _portable(torch.optim.AdamW(groups, lr=self.learning_rate, betas=betas, fused=fused or None), fused)
+
+
+def _portable(optimizer: torch.optim.AdamW, fused: bool) -> torch.optim.AdamW:
+    """Let checkpoints not tell, nor decide, whether the update is fused; and let Lightning clip its gradients.
+
+    Without the mark below a gradient scaler divides the gradients itself, before they are clipped.
+    """
+
+    def forget(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return state | {"param_groups": [{**group, "fused": None} for group in state["param_groups"]]}
+
+    def recall(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return state | {"param_groups": [{**group, "fused": fused or None} for group in state["param_groups"]]}
+
+    optimizer.register_state_dict_post_hook(forget)
+    optimizer.register_load_state_dict_pre_hook(recall)
+    optimizer._step_supports_amp_scaling = False
+    return optimizer
+
+
+def _steps(given: float, max_steps: int) -> float:
+    return given * max_steps if given < 1 else given

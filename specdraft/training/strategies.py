@@ -5,7 +5,7 @@ The target is not the strategy's business: it is never registered, so no strateg
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from specdraft.training.checkpoints.consolidated import (
     load_full_optimizer_state,
     load_full_state,
 )
+from specdraft.training.devices import count_devices, uses_gpus, world_size
 
 # DeepSpeed's default buckets (200M elements) are larger than most drafters; these keep buffers in proportion.
 _BUCKET = 50_000_000
@@ -102,7 +103,7 @@ def drop_gradients(trainer: Trainer, module: nn.Module, optimizer: Optimizer) ->
 
 def single(devices: int | str | list[int] = 1, num_nodes: int = 1) -> str:
     """One device. Raises UserError if the trainer asks for several."""
-    if _count(devices, default=1) * num_nodes != 1:
+    if count_devices(devices, default=1) * num_nodes != 1:
         raise UserError(
             f"strategy=single trains on one device, but trainer.devices={devices} and trainer.num_nodes={num_nodes}: "
             "set trainer.devices=1 or choose strategy=ddp or strategy=deepspeed_zero2"
@@ -131,40 +132,3 @@ def automatic(accelerator: str = "auto", devices: int | str | list[int] = "auto"
     if world_size(trainer) == 1:
         return "auto"
     return deepspeed(stage=2) if uses_gpus(accelerator) else "ddp"
-
-
-def world_size(trainer: Mapping[str, Any]) -> int:
-    """How many devices take part, from the ``trainer`` settings."""
-    default = torch.cuda.device_count() if uses_gpus(trainer["accelerator"]) else 1
-    return _count(trainer["devices"], default) * int(trainer["num_nodes"])
-
-
-def uses_gpus(accelerator: str) -> bool:
-    """Whether training runs on CUDA devices."""
-    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-
-
-def claim_gpu(trainer: Mapping[str, Any]) -> None:
-    """Make this process's own GPU the current one, so that not every rank loads the target onto the first."""
-    if uses_gpus(trainer["accelerator"]):
-        rank = int(os.environ.get("LOCAL_RANK", 0))
-        listed = device_numbers(trainer["devices"])
-        torch.cuda.set_device(rank if listed is None else listed[rank])
-
-
-def device_numbers(devices: int | str | Sequence[int]) -> list[int] | None:
-    """The device numbers where they are listed ("0,2" or [0, 2]), else None (a count, "auto" or -1)."""
-    if isinstance(devices, str) and "," in devices:
-        return [int(part) for part in devices.split(",") if part.strip()]
-    return None if isinstance(devices, int | str) else [int(device) for device in devices]
-
-
-def _count(devices: int | str | Sequence[int], default: int) -> int:
-    listed = device_numbers(devices)
-    if listed is not None:
-        return len(listed)
-    if str(devices) in ("auto", "-1"):
-        return default
-    if not str(devices).isdigit():
-        raise UserError(f"trainer.devices is {devices}: expected auto, a number, or a list like [0,2]")
-    return int(str(devices))

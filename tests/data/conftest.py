@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
+from specdraft.data.sources.base import SPLITS
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
 
@@ -32,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for n in range(120):
         (root / f"module_{n}.py").write_text(FUNCTION.format(n=n))
     splits = {stdlib.split_of(path) for path in stdlib.files(root)}
-    assert splits == set(stdlib.SPLITS)
+    assert splits == set(SPLITS)
     return root
 
 

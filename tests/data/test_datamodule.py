@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from specdraft.data.datamodule import DataModule
-from specdraft.data.sources.base import PythonStdlib
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import example_from_words, prompt_ids
 from specdraft.errors import UserError
 from specdraft.targets import Target
@@ -118,12 +118,11 @@ def test_evaluation_prompts_fit_the_context(target: Target, library: Path, tmp_p
     data.prepare(target)
     prompts = data.evaluation_prompts("validation", 5, max_new_tokens=32)
     assert len(prompts) == 5
-    assert prompts[0] == prompt_ids(
-        target.tokenizer, data.preparation.source.conversations("validation")[0].prompt_messages
-    )
-    room = max(map(len, prompts))
+    first = data.preparation.source.conversations("validation")[0]
+    assert prompts[0] == (first.category, prompt_ids(target.tokenizer, first.prompt_messages))
+    room = max(len(ids) for _, ids in prompts)
     short = data.evaluation_prompts("validation", None, max_new_tokens=256 - room + 1)
-    assert max(map(len, short)) < room
+    assert max(len(ids) for _, ids in short) < room
     with pytest.raises(UserError, match="no validation prompt"):
         data.evaluation_prompts("validation", 5, max_new_tokens=255)
 
@@ -229,7 +228,7 @@ def test_ranks_share_validation_without_loss_or_repetition(
     everything = sorted(d for batch in data.val_dataloader() for d in documents(batch))
     shares = []
     for rank in range(3):
-        monkeypatch.setattr(data, "_place", lambda rank=rank: (rank, 3))
+        monkeypatch.setattr(data, "_rank", lambda rank=rank: (rank, 3))
         shares.append(list(data.val_dataloader()))
     assert len({len(share) for share in shares}) == 1
     assert sorted(d for share in shares for batch in share for d in documents(batch)) == everything
@@ -243,7 +242,7 @@ def test_the_shipped_config_makes_the_module() -> None:
     assert isinstance(data, DataModule)
     assert data.preparation.generation.seed == 3
     assert data.preparation.sequence_length == 512
-    assert not data.preparation.benchmark.questions  # its own source holds them out
+    assert not data.preparation.benchmark  # its own source holds them out
 
 
 def test_bad_settings_are_refused(library: Path, tmp_path: Path) -> None:

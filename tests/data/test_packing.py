@@ -1,3 +1,4 @@
+import pickle
 import random
 import re
 from pathlib import Path
@@ -6,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from specdraft.data.packing import pack, pack_flat, padding_rows
-from specdraft.data.tokenization.cache import Flat, flatten, supervised
+from specdraft.data.packing import PackedSegments, pack, pack_flat, padding
+from specdraft.data.tokenization.cache import cached_examples, flatten, in_chunks
 from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
 from specdraft.targets.batch import Batch
+from tests.data.written import same
 
 
 def examples(count: int, longest: int, seed: int = 0) -> list[Example]:
@@ -47,27 +49,27 @@ def test_no_token_is_lost_and_positions_restart(seed: int) -> None:
 
 
 def test_padding_is_no_document_and_not_supervised() -> None:
-    batch, report = pack(examples(7, 40), 64, padding_id=9)
-    padding = batch.document_ids == -1
-    assert padding.any()
-    assert (batch.input_ids[padding] == 9).all()
-    assert not batch.loss_mask[padding].any()
-    assert report.padding_share == pytest.approx(padding.float().mean().item())
+    batch, report = pack(examples(7, 40), 64)
+    outside = batch.document_ids == -1
+    assert outside.any()
+    assert (batch.input_ids[outside] == 0).all()
+    assert not batch.loss_mask[outside].any()
+    assert report.padding_share == pytest.approx(outside.float().mean().item())
     # Padding follows the documents, as a sequence of its own.
-    for row in range(report.rows):
-        size = int(padding[row].sum())
-        assert padding[row, 64 - size :].all()
+    for row in range(report.sequences):
+        size = int(outside[row].sum())
+        assert outside[row, 64 - size :].all()
         assert batch.position_ids[row, 64 - size :].tolist() == list(range(size))
 
 
-def test_documents_of_a_row_are_contiguous_and_distinct() -> None:
+def test_documents_of_a_sequence_are_contiguous_and_distinct() -> None:
     batch, _ = pack(examples(60, 20), 64)
     for row in batch.document_ids:
         changes = torch.cat([row[:1], row[1:][row[1:] != row[:-1]]])
         assert len(changes) == len(changes.unique())
 
 
-def test_rows_are_filled_well() -> None:
+def test_sequences_are_filled_well() -> None:
     _, report = pack(examples(500, 64), 128)
     assert report.padding_share < 0.02
 
@@ -85,7 +87,7 @@ def test_longer_examples_are_split_and_every_token_is_learned_once(seed: int) ->
     assert sorted(learned) == [token for token, learn in zip(*long, strict=True) if learn]
     for ids, mask in pieces:
         assert ids == list(range(ids[0], ids[-1] + 1))
-        assert ids[0] == 0 or mask.index(True) == 16  # a quarter of a row of context
+        assert ids[0] == 0 or mask.index(True) == 16  # a quarter of a sequence of context
     assert report.documents == 20 + len(pieces)
 
 
@@ -101,11 +103,11 @@ def test_a_mapped_file_packs_like_tokens_in_memory_and_does_not_stay_there(tmp_p
     flat = flatten(examples(400, 4000))
     flat.tokens.astype("<i4").tofile(tmp_path / "tokens.bin")
     mapped = np.memmap(tmp_path / "tokens.bin", "<i4", "r")
-    rows, report = pack_flat(Flat(mapped, flat.lengths), supervised(flat), 64)
+    packed, report = pack_flat(flat._replace(tokens=mapped), 64)
     assert _resident(mapped) == 0 < mapped.nbytes
-    expected, same = pack_flat(flat, supervised(flat), 64)
+    expected, same = pack_flat(flat, 64)
     assert report == same and report.split > 300
-    for name, values in vars(rows.whole()).items():
+    for name, values in vars(packed.whole()).items():
         assert torch.equal(values, getattr(expected.whole(), name))
     assert _resident(mapped) > 0
 
@@ -124,7 +126,7 @@ def test_packing_is_deterministic() -> None:
 
 
 def test_dtypes_and_shapes() -> None:
-    for batch in (pack(examples(5, 30), 64)[0], padding_rows(3, 64)):
+    for batch in (pack(examples(5, 30), 64)[0], padding(3, 64)):
         assert {batch.input_ids.dtype, batch.position_ids.dtype, batch.document_ids.dtype} == {torch.int64}
         assert batch.loss_mask.dtype == torch.bool
         assert batch.input_ids.shape == batch.document_ids.shape == batch.loss_mask.shape == batch.position_ids.shape
@@ -136,3 +138,20 @@ def test_nothing_to_learn_is_refused() -> None:
         pack([Example([1, 2], [False, False])], 64)
     with pytest.raises(UserError, match="sequence_length is 1"):
         pack(examples(2, 4), 1)
+
+
+def test_sequences_are_made_when_asked_for_also_in_another_process(tmp_path: Path) -> None:
+    given = [Example(list(range(2, 2 + n)), [i % 3 > 0 for i in range(n)]) for n in (3, 40, 7, 2, 16, 15, 33)]
+    expected, _ = pack(given, 16)
+    found = cached_examples(tmp_path, 0, 64, lambda notes: in_chunks(given))
+    packed, _ = pack_flat(found.flat, 16)
+    assert same(packed.whole(), expected)
+    order = [3, 0, 3, 1]
+    sent: PackedSegments = pickle.loads(pickle.dumps(packed))
+    assert isinstance(sent.tokens, np.memmap)
+    for some in (packed, sent):
+        chosen = some.__getitems__(order)
+        assert all(torch.equal(value, vars(expected)[name][order]) for name, value in vars(chosen).items())
+    behind = packed.__getitems__([len(packed), len(packed) + 5])
+    assert (behind.document_ids == -1).all()
+    assert not behind.loss_mask.any()

@@ -54,9 +54,9 @@ def test_a_finished_epoch_resumes_at_the_next() -> None:
 
 def test_other_data_is_refused() -> None:
     state = ResumableSampler(16, 2).state_dict(0, 1)
-    with pytest.raises(UserError, match="num_rows was 16, now 18"):
+    with pytest.raises(UserError, match="num_sequences was 16, now 18"):
         ResumableSampler(18, 2).load_state_dict(state)
     with pytest.raises(UserError, match="seed was 0, now 1"):
         ResumableSampler(16, 2, seed=1).load_state_dict(state)
-    with pytest.raises(UserError, match="3 rows"):
+    with pytest.raises(UserError, match="3 sequences"):
         ResumableSampler(3, 2, world_size=2)

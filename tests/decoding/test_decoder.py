@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from specdraft.decoding.decoder import Decoder, Generation, cut
+from specdraft.decoding.decoder import Decoder, Generation, truncate
 from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
@@ -141,7 +141,7 @@ def test_end_of_text_inside_an_accepted_run(ending, answers):
         ends = sorted({continuation[9], continuation[20]})
         target = ending(ends)
         (expected,) = transformers_greedy(target.model, [prompt], NEW_TOKENS)
-        expected = cut(expected, NEW_TOKENS, frozenset(ends))  # transformers pads behind the end of text
+        expected = truncate(expected, NEW_TOKENS, frozenset(ends))  # transformers pads behind the end of text
         assert expected[-1] in ends
         assert not set(expected[:-1]) & set(ends)
         assert Decoder(target).generate(prompt, NEW_TOKENS).tokens == expected
@@ -215,7 +215,7 @@ def test_a_drafter_must_draft(target, num_draft_tokens):
 
 
 def test_cut():
-    assert cut([5, 6, 7, 8], 3, frozenset()) == [5, 6, 7]
-    assert cut([5, 6, 7, 8], 3, frozenset({6, 7})) == [5, 6]
-    assert cut([5, 6, 7, 8], 3, frozenset({8})) == [5, 6, 7]
-    assert cut([], 3, frozenset({8})) == []
+    assert truncate([5, 6, 7, 8], 3, frozenset()) == [5, 6, 7]
+    assert truncate([5, 6, 7, 8], 3, frozenset({6, 7})) == [5, 6]
+    assert truncate([5, 6, 7, 8], 3, frozenset({8})) == [5, 6, 7]
+    assert truncate([], 3, frozenset({8})) == []

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdraft.data.sources import stdlib
+from specdraft.data.sources.base import SPLITS
 from specdraft.embedded.corpus import ROW, documents, rows
 from specdraft.embedded.recipe import PEAK_LR, config, learning_rate
 from specdraft.embedded.tokenizer import train_tokenizer
@@ -41,7 +42,7 @@ def test_documents_keep_to_their_split(tokenizer, monkeypatch):
     paths = [f"module_{index}.py" for index in range(60)] + ["test/test_all.py"]
     monkeypatch.setattr(stdlib, "files", lambda: paths)
     monkeypatch.setattr(stdlib, "read", lambda path: f"# {path}\n{SOURCE}")
-    for split in stdlib.SPLITS:
+    for split in SPLITS:
         kinds = documents(tokenizer, split)
         expected = [path for path in paths if stdlib.split_of(path) == split]
         texts = [tokenizer.decode(ids) for ids in kinds["library"] + kinds["tests"]]

@@ -8,6 +8,7 @@ from specdraft.losses.chunked import FrozenHead, Step, Teacher, distillation_los
 from specdraft.losses.divergence import divergence
 from specdraft.losses.reference import reference_loss
 
+pytestmark = pytest.mark.filterwarnings("error")
 V, VD, H, R = 50, 20, 8, 60
 
 FORMULAS = {
@@ -70,7 +71,8 @@ def test_gradients_equal_finite_differences():
     assert torch.autograd.gradcheck(loss, (weight, *(step.hidden for step in steps)), fast_mode=True)
 
 
-def test_the_target_is_asked_once_per_position_for_all_heads():
+@pytest.mark.parametrize(("elements", "positions"), [(16 * VD, 16), (25 * VD, 25), (1, 16)])
+def test_the_target_is_asked_once_per_position_for_all_heads(elements, positions):
     weights, teacher, steps = problem(pruned=True, heads=4)
     asked = []
 
@@ -79,8 +81,8 @@ def test_the_target_is_asked_once_per_position_for_all_heads():
         return teacher.logits(hidden)
 
     counted = Teacher(teacher.last, logits, teacher.draft_ids)
-    distillation_loss(weights, counted, steps, chunk_elements=16 * VD)
-    assert max(asked) == 16 and sum(asked) == len({p for step in steps for p in step.positions.tolist()})
+    distillation_loss(weights, counted, steps, chunk_elements=elements)
+    assert max(asked) == positions and sum(asked) == len({p for step in steps for p in step.positions.tolist()})
 
 
 def test_a_frozen_weight_gets_no_gradient_and_the_rest_the_same():
@@ -90,7 +92,9 @@ def test_a_frozen_weight_gets_no_gradient_and_the_rest_the_same():
 
     weights, teacher, steps = problem(pruned=True, heads=2)
     weights[1].requires_grad_(False)
-    distillation_loss(weights, teacher, steps)[0].backward()
+    loss, _ = distillation_loss(weights, teacher, steps)
+    assert [tensor is None for tensor in loss.grad_fn.saved_tensors[:2]] == [False, True], "none is computed"
+    loss.backward()
     got = gradients(weights, steps)
     assert got[1] is None and expected[1].abs().max() > 0
     del got[1], expected[1]
@@ -126,9 +130,40 @@ def test_steps_without_rows_add_nothing_but_get_gradients(heads):
     assert weights[0].grad.abs().max() > 0 and all((weight.grad == 0).all() for weight in weights[1:])
     assert all(result.loss_sum == 0 and len(result.matched) == 0 for result in results[1:])
 
+    first_without = [Step(nothing, steps[0].positions[:0], 1.0), steps[1]]
+    loss, _ = distillation_loss(weights, teacher, first_without)
+    expected = reference_loss(weights, teacher, steps[1:2])
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    assert reference_loss(weights, teacher, first_without) == expected
+
     loss, _ = distillation_loss(weights, teacher, without[1:])
     loss.backward()
     assert loss == 0 and nothing.grad.shape == (0, H)
+
+
+def test_a_row_counts_its_share_of_the_mean():
+    hidden, positions = torch.zeros(4, H), torch.arange(4)
+    assert Step(hidden, positions, 0.8).scale == 0.2
+    assert Step(hidden[:1], positions[:1], 0.8).scale == Step(hidden[:0], positions[:0], 0.8).scale == 0.8
+    assert Step(hidden, positions, 0.8, total=16.0).scale == 0.05
+
+
+def test_the_target_gets_no_gradient():
+    weights, teacher, steps = problem(pruned=True)
+    teacher.last.requires_grad_(True)
+    (distillation_loss(weights, teacher, steps)[0] + reference_loss(weights, teacher, steps)).backward()
+    assert teacher.last.grad is None and weights[0].grad is not None
+
+
+def test_autocast_projects_fp32_weights_in_bf16():
+    (weight,), teacher, steps = problem(pruned=True)
+    narrow = [Step(s.hidden.detach().bfloat16(), s.positions, s.weight) for s in steps]
+    single = weight.detach().float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = distillation_loss(single, teacher, narrow)
+    loss.backward()
+    assert single.grad.dtype == loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), distillation_loss(weight, teacher, steps)[0], rtol=2e-2, atol=0)
 
 
 def test_every_label_finds_its_draft_id():
@@ -163,6 +198,7 @@ def test_sums_measure_acceptance_against_the_full_vocabulary(name):
         q = torch.zeros_like(p)
         q[:, teacher.draft_ids] = (step.hidden @ weights[step.head].T).softmax(-1).detach()
         torch.testing.assert_close(result.alpha_sum, torch.minimum(p, q).sum(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result.mass_sum, p[:, teacher.draft_ids].sum(), rtol=1e-12, atol=1e-12)
         assert torch.equal(result.matched, p.argmax(-1) == q.argmax(-1))
 
 

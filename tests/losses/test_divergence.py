@@ -150,6 +150,7 @@ def test_jsd_lies_between_the_two_kl(beta, name):
         ({"name": "lk_hybrid", "beta": 0.5}, "no option 'beta': expected eta"),
         ({"name": "forward_kl", "eta": 3}, "no option 'eta': expected none"),
         ({"name": "lk_hybrid", "eta": -1}, "eta is -1"),
+        ({"name": "jsd", "beta": 0}, "beta is 0"),
         ({"name": "jsd", "beta": 1.0}, "beta is 1.0"),
         ({"name": "jsd", "beta": "half"}, "beta is half"),
     ],

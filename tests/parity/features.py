@@ -4,6 +4,8 @@ vLLM reads packed rows of held-out prompts on the embedded target, in fp32, thro
 and stopped as the store's command does. Exits with 1 if anything differs by more than ``TOLERANCE``.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import os
 import sys

@@ -6,6 +6,8 @@ compares acceptance lengths: vLLM's own greedy drafts and, with ``draft_sample_m
 anything differs.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import json
 import os

@@ -5,6 +5,8 @@ greedily through it, token ids in and out, then through ``vllm.LLM``, and compar
 token by token. Exits with 1 if anything differs.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 import json
 import os
@@ -23,7 +25,7 @@ import torch
 from specdraft.data.regeneration import Engine, Ids, RegenerationSettings, Request
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.regeneration.server import Server
-from specdraft.data.sources.base import PythonStdlib
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import opening_ids
 from specdraft.errors import UserError, exit_on_user_error
 from specdraft.targets import Target

@@ -5,21 +5,28 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from lightning import LightningDataModule, Trainer
+from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
-from specdraft.training.callbacks.checkpoint import RunCheckpoint, StopSignal
+from specdraft.training.callbacks.checkpoint import RunCheckpoint
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.loss_guard import LossGuard
+from specdraft.training.callbacks.stop_signal import StopSignal
+from specdraft.training.checkpoints.resume import find_resume
 from specdraft.training.module import DrafterModule
 from specdraft.training.schedule import OptimizerSettings
+from tests.training import faults_worker
+from tests.training.forked import Ranks
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 VOCAB = 64
+CONF = str(Path(__file__).parents[2] / "conf")
 
 
 @pytest.fixture(scope="session")
@@ -112,9 +119,7 @@ def make_run(target, tmp_path):
         module = RecordingModule(drafter, target, OptimizerSettings(learning_rate=3e-3), {"seed": 1}, loss_log)
         prompts = [[5, 6, 7], [8, 9, 10, 11], [12, 13]]
         stop = StopSignal()
-        live = LiveAcceptance(
-            prompts, directory / "drafter", every, num_draft_tokens=3, max_new_tokens=8, stop=lambda: stop.requested
-        )
+        live = LiveAcceptance(prompts, directory / "drafter", every, num_draft_tokens=3, max_new_tokens=8)
         settings = {
             "accelerator": "cpu",
             "devices": 1,
@@ -134,7 +139,7 @@ def make_run(target, tmp_path):
             stop,
             LossGuard(directory / "bad-batches", **(guard or {})),
             live,
-            RunCheckpoint(directory / "checkpoints", live, stop, every_n_steps=3, keep=2, asynchronous=asynchronous),
+            RunCheckpoint(directory / "checkpoints", every_n_steps=3, keep=2, asynchronous=asynchronous),
         ]
         callbacks += settings.pop("callbacks", [])
         trainer = Trainer(callbacks=callbacks, **settings)
@@ -154,3 +159,41 @@ class RecordingModule(DrafterModule):
         loss = super().training_step(batch, batch_idx)
         self.losses.append(loss.item())
         return loss
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """The losses of 12 steps of ``faults_worker`` on one rank."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    ranks = Ranks(directory, 1, faults_worker.train, directory, 12)
+    assert ranks.end(0) == 0, ranks.said()
+    return torch.load(directory / "result.pt", weights_only=True)["losses"]
+
+
+@pytest.fixture
+def resumed():
+    """(first step, losses) of a run that goes on from a directory to step 12, on another number of ranks perhaps."""
+
+    def resume(directory: Path, world_size: int = 1) -> tuple[int, list[float]]:
+        notes: list[str] = []
+        checkpoint = find_resume(str(directory), directory, notes.append)
+        assert notes == [] and checkpoint is not None
+        again = directory / "again"
+        again.mkdir()
+        ranks = Ranks(again, world_size, faults_worker.train, again, 12, 2, checkpoint)
+        assert [ranks.end(rank) for rank in range(world_size)] == [0] * world_size, ranks.said()
+        first = torch.load(checkpoint, weights_only=True)["global_step"]
+        return first, torch.load(again / "result.pt", weights_only=True)["losses"]
+
+    return resume
+
+
+@pytest.fixture
+def composed():
+    def build(*overrides: str):
+        with initialize_config_dir(CONF, version_base=None):
+            config = compose("train", list(overrides), return_hydra_config=True)
+        OmegaConf.set_struct(config, True)
+        return config
+
+    return build

@@ -10,10 +10,10 @@ import torch
 from lightning import Callback, Trainer, seed_everything
 
 from specdraft.targets import Target
-from specdraft.training.callbacks.checkpoint import Interrupted, RunCheckpoint, StopSignal
-from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+from specdraft.training.callbacks.checkpoint import RunCheckpoint
 from specdraft.training.callbacks.loss_guard import LossGuard
 from specdraft.training.callbacks.rank_heartbeat import RankHeartbeat, broken_connections_explained
+from specdraft.training.callbacks.stop_signal import Interrupted, StopSignal
 from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.schedule import OptimizerSettings
 from tests.training.ranks_worker import ADAMW, FAMILIES, GLOBAL_BATCH, Recording, Rows, make_model
@@ -37,6 +37,24 @@ class Tell(Callback):
         print(f"step {trainer.global_step}.", flush=True)
 
 
+class Part(Callback):
+    """From a step on, the ranks are in different collectives, and stay there."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_start(self, *_: Any) -> None:
+        self.other = torch.distributed.new_group()
+
+    def on_before_zero_grad(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            print("parting", flush=True)
+            if trainer.global_rank:
+                torch.distributed.all_reduce(torch.zeros(1), group=self.other)
+            else:
+                torch.distributed.broadcast(torch.zeros(1), 1)
+
+
 class FillDisk(Callback):
     """From a step on, no file may grow beyond a number of bytes."""
 
@@ -55,6 +73,8 @@ def train(
     resume: Path | None = None,
     silence: float = 30.0,
     fault: Callback | None = None,
+    patience: float = 600.0,
+    grace: float = 30.0,
 ) -> None:
     """A run of ``train.py``'s parts, in as many ranks as there are."""
     torch.set_num_threads(1)
@@ -63,13 +83,12 @@ def train(
     target = Target.from_model(make_model(), name="random")
     settings = OptimizerSettings(warmup_steps=0, **ADAMW)
     module = Recording(FAMILIES["eagle3"](target).train(), target, settings)
-    stop, checkpoints = StopSignal(), directory / "checkpoints"
-    live = LiveAcceptance([], directory / "drafter", 0)  # never asked
+    checkpoints = directory / "checkpoints"
     callbacks: list[Callback] = [
-        stop,
+        StopSignal(grace),
         LossGuard(directory / "bad-batches"),
-        RunCheckpoint(checkpoints, live, stop, every, keep=2),
-        RankHeartbeat(checkpoints, silence),
+        RunCheckpoint(checkpoints, every, keep=2),
+        RankHeartbeat(checkpoints, silence, patience),
         Tell(),
     ]
     callbacks += [fault] if fault else []

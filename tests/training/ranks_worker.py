@@ -19,7 +19,7 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.data.datamodule import DataModule
-from specdraft.data.packing import HeldRows
+from specdraft.data.packing import PackedTensor
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
@@ -28,10 +28,11 @@ from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from specdraft.targets.sharded import load_partitioned
 from specdraft.training import strategies
-from specdraft.training.callbacks.checkpoint import Interrupted, RunCheckpoint, StopSignal
+from specdraft.training.callbacks.checkpoint import RunCheckpoint
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.loss_guard import LossGuard
-from specdraft.training.checkpoints.full_precision import full_precision_drafter
+from specdraft.training.callbacks.stop_signal import Interrupted, StopSignal
+from specdraft.training.checkpoints.consolidated import full_precision_drafter
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.schedule import OptimizerSettings
@@ -73,7 +74,7 @@ class Rows(DataModule):
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(source=SimpleNamespace(name="rows"), batch_size=batch_size)
-        self._splits = {"train": SimpleNamespace(rows=HeldRows.of(make_rows()), fingerprint="rows")}
+        self._splits = {"train": SimpleNamespace(data=PackedTensor.of(make_rows()), about={"fingerprint": "rows"})}
 
 
 def draft(target: Target, copies: int = 2, **options: Any) -> DraftModel:
@@ -186,7 +187,7 @@ class Recording(DrafterModule):
         self.partitioned = all(parameter.shape == (0,) for parameter in self.drafter.parameters())
 
     def on_train_end(self) -> None:
-        drafter = full_precision_drafter(self.trainer, self)
+        drafter = full_precision_drafter(self.trainer.strategy, self.drafter, self.target)
         self.final = {name: value.detach().clone() for name, value in drafter.state_dict().items()}
         pairs = [(self.final[name].double(), value.double()) for name, value in self.initial.items()]
         self.moved = max((final - initial).abs().max().item() for final, initial in pairs)
@@ -248,8 +249,7 @@ def run(
     if case.ranks == 1:  # is trained by both, each by itself
         output = output / f"alone-{os.environ['RANK']}"
     stop = StopAfter(until)
-    live = LiveAcceptance([], output, 0)  # never asked
-    callbacks: list[Callback] = [stop, RunCheckpoint(output / "checkpoints", live, stop, STEPS, keep=1)]
+    callbacks: list[Callback] = [stop, RunCheckpoint(output / "checkpoints", STEPS, keep=1)]
     if case.bad:
         callbacks.insert(0, Bad(output / "bad-batches", "skip"))
     if case.live:

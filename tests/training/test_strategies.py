@@ -21,20 +21,6 @@ def test_automatic_follows_the_devices(monkeypatch):
     chosen = strategies.automatic("auto", "auto")
     assert isinstance(chosen, strategies.PortableDeepSpeedStrategy)
     assert chosen.config["zero_optimization"]["stage"] == 2
-    assert strategies.world_size({"accelerator": "gpu", "devices": "0,2", "num_nodes": 2}) == 4
-
-
-def test_each_rank_claims_its_own_gpu(monkeypatch):
-    claimed: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    for devices in ("auto", 2, "0,3", [4, 5]):
-        strategies.claim_gpu({"accelerator": "gpu", "devices": devices})
-    strategies.claim_gpu({"accelerator": "cpu", "devices": 2})
-    assert claimed == [1, 1, 3, 5]
-    with pytest.raises(UserError, match=r"trainer\.devices is two"):
-        strategies.world_size({"accelerator": "cpu", "devices": "two", "num_nodes": 1})
 
 
 def test_deepspeed_runs_over_gloo_without_gpus():

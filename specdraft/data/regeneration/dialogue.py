@@ -1,14 +1,15 @@
-"""A conversation whose assistant is the target: each of its turns is answered anew, from the answers so far.
+"""A conversation whose assistant is the target: each of its turns is answered again, from the answers so far.
 
-This is what serving does. The next prompt is the chat template's rendering of the words that were answered, so whatever
-the template drops of earlier turns, reasoning above all, the next prompt lacks as well. Words of users, systems and
-tools are kept. So are assistant's turns that call tools, where something follows them: the result that comes next
-answers that call and no other.
+This is what serving does. The next prompt is the chat template's rendering of the answers in words, so whatever the
+template drops of earlier turns, reasoning above all, is not in the next prompt either. Turns of users, systems and
+tools are kept. So are the assistant's turns that call tools, where something follows them: the result that comes next
+belongs to that call.
 """
 
 import hashlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.data.sources.base import Conversation, Message
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 
 
-class Record(NamedTuple):
+@dataclass
+class Outcome:
     """What became of a conversation.
 
-    ``examples``: token ids with the (start, end) of each answer in them. ``shortened``: whether a turn after the first
-    had no room, which ended it. ``unfinished``: answers that max_new_tokens cut. ``refused``: why the chat template
-    did not take the conversation, which ended it as well; empty if it did.
+    ``examples``: token ids with the (start, end) of each answer in them. Three things end a conversation early.
+    ``shortened``: a turn after the first had no room. ``unfinished``: ``max_new_tokens`` cut the last answer;
+    ``dropped`` turns of the assistant would have followed it. ``refused``: why the chat template did not take the next
+    turn, empty if it did.
     """
 
     id: str
-    examples: list[tuple[Ids, list[Span]]]
-    shortened: bool
-    unfinished: int
+    examples: list[tuple[Ids, list[Span]]] = field(default_factory=list)
+    shortened: bool = False
+    unfinished: bool = False
+    dropped: int = 0
     refused: str = ""
 
     @property
@@ -45,7 +49,7 @@ class Record(NamedTuple):
 
 
 class Dialogue:
-    """One conversation under way: ``request`` and ``take`` in turns, until there is no request."""
+    """One conversation under way: ``request`` and ``take`` in turns until there is no request, then ``outcome``."""
 
     def __init__(
         self, target: "Target", conversation: Conversation, number: int, settings: RegenerationSettings, room: int
@@ -57,10 +61,7 @@ class Dialogue:
         self._said: list[Message] = []
         self._prompt: Ids = []
         self._turns = 0
-        self._examples: list[tuple[Ids, list[Span]]] = []
-        self._shortened = False
-        self._unfinished = 0
-        self._refused = ""
+        self.outcome = Outcome(conversation.id)
 
     def request(self) -> Request | None:
         """The next turn to answer; None at the conversation's end, and where a turn has no room or is refused."""
@@ -74,7 +75,7 @@ class Dialogue:
             else:
                 self._prompt = opening_ids(self.target.tokenizer, self.conversation)
         except RefusedError as error:
-            self._refused = str(error)
+            self.outcome.refused = str(error)
             self._rest.clear()
             return None
         if len(self._prompt) + self.settings.max_new_tokens > self.room:
@@ -85,39 +86,43 @@ class Dialogue:
         return Request(self._prompt, tuple(self._said), self.conversation.tools, temperature, self._seed())
 
     def take(self, answer: Ids) -> None:
-        """The ids that the target answered the last request with. None at all end the conversation."""
+        """The ids that the target answered the last request with.
+
+        No ids end the conversation, and so does an answer without an end mark: the later turns would continue from half
+        a sentence. It is learned without an end mark.
+        """
         if not answer:
             self._end_early()
             return
         self._rest.popleft()
         self._turns += 1
         prompt = self._prompt
-        whole, spans = [*prompt, *answer], [(len(prompt), len(prompt) + len(answer))]
-        if self._examples and prompt[: len(self._examples[-1][0])] == self._examples[-1][0]:
-            spans = [*self._examples.pop()[1], *spans]
-        self._examples.append((whole, spans))
-        self._unfinished += answer[-1] not in self.target.eos_token_ids
+        whole, spans, examples = [*prompt, *answer], [(len(prompt), len(prompt) + len(answer))], self.outcome.examples
+        if examples and prompt[: len(examples[-1][0])] == examples[-1][0]:
+            spans = [*examples.pop()[1], *spans]
+        examples.append((whole, spans))
         self._said.append(_reply(self.target, answer))
-
-    def record(self) -> Record:
-        """What became of the conversation."""
-        return Record(self.conversation.id, self._examples, self._shortened, self._unfinished, self._refused)
+        if answer[-1] not in self.target.eos_token_ids:
+            self.outcome.unfinished = True
+            while self._rest:
+                self.outcome.dropped += _is_asked(self._rest)
+                self._rest.popleft()
 
     def _end_early(self) -> None:
         self._rest.clear()
-        self._shortened = self._turns > 0
+        self.outcome.shortened = self._turns > 0
 
     def _seed(self) -> int:
         name = f"{self.settings.seed}/{self.number}/{self._turns}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
-def answered_messages(conversation: Conversation, record: Record, target: "Target") -> list[dict[str, Any]]:
+def answered_messages(conversation: Conversation, outcome: Outcome, target: "Target") -> list[dict[str, Any]]:
     """The conversation with the target's words in the place of the assistant's, as far as it was answered.
 
     A document becomes one turn of the assistant's: its continuation.
     """
-    answers, rest = deque(record.answers), _turns(conversation)
+    answers, rest = deque(outcome.answers), _turns(conversation)
     said: list[dict[str, Any]] = []
     while answers:
         asked, message = _is_asked(rest), rest.popleft()

@@ -38,7 +38,7 @@ class InProcess:
         settings: RegenerationSettings,
         known: Container[int] = frozenset(),
     ) -> Iterator[tuple[int, Ids]]:
-        """As ``Engine`` says. Raises UserError for a drafter of another target, and a target cut over the ranks."""
+        """As ``Engine`` says. Raises UserError for a drafter of another target, and a target sharded over the ranks."""
         if target.engine is not None:  # the other ranks wait for the answers, and this one would wait for them
             raise UserError(
                 "the answers are not in the cache, and a target with placement=zero3 does not regenerate them: "

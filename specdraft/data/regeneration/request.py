@@ -1,4 +1,4 @@
-"""What is asked of the target, and of whoever asks it: settings, requests, the interface of engines."""
+"""What the target is asked, and the interface of the engines that ask it."""
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Ids = list[int]
 class RegenerationSettings:
     """How the target answers. Conversation i is at ``temperatures[i % len(temperatures)]``; 0 is greedy.
 
-    ``batch_size`` requests are decoded side by side in this process. It decides nothing but speed and memory.
+    ``batch_size`` requests are decoded side by side in this process, which changes speed and memory alone.
     """
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
@@ -28,7 +28,7 @@ class RegenerationSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise UserError for values that cannot be meant."""
+        """Raise UserError for impossible values."""
         if not self.temperatures or min(self.temperatures) < 0:
             raise UserError(
                 f"data.temperatures is {list(self.temperatures)}: expected a list of numbers from 0 (greedy) upwards"
@@ -53,7 +53,7 @@ class Request(NamedTuple):
 
 
 class Engine(Protocol):
-    """Whoever lets the target answer. Nothing is loaded or asked before ``answers`` is called."""
+    """A way to let the target answer. Nothing is loaded or asked before ``answers`` is called."""
 
     name: str
 
@@ -71,7 +71,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Give back what the engine holds: memory, connections. It may be asked again afterwards."""
+        """Free the engine's memory and connections. It may be asked again afterwards."""
 
 
 def default_cache_dir() -> Path:

@@ -1,43 +1,75 @@
 """Answered conversations on disk: a file per shard, whole or absent, with a journal beside it while it is made.
 
-A shard is a run of consecutive conversations, and its name a hash of what they say and where they stand: who asks for
-the same conversations again finds it, whatever comes behind them. Every answer is in the journal before the next one is
-waited for, so that a killed process loses at most what was being decoded. A lock, which the operating system opens when
-its holder dies, keeps two processes from making the same shard.
+A shard is a run of consecutive conversations, and its name a hash of their content and place: the same
+conversations are found again, whatever follows them. Every answer is in the journal before the next one is waited for,
+so that a killed process loses at most what was being decoded. A lock, which the operating system releases when its
+holder dies, keeps two processes from making the same shard.
 """
 
-import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
-from specdraft.data.regeneration.dialogue import Record
+from specdraft.data.regeneration.dialogue import Outcome
 from specdraft.data.regeneration.request import Ids
 from specdraft.data.sources.base import Conversation
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, exclusive
+from specdraft.text import fingerprint
 
 
-@dataclass(frozen=True)
-class Header:
-    """The first line of a shard. ``turns`` and ``tokens`` count the answers; ``checksum`` is of all other lines.
+class Counts(NamedTuple):
+    """Of some conversations: ``turns`` and ``tokens`` count the answers.
 
-    ``left_out`` conversations had no room for any answer, ``shortened`` ones not for all of them, and ``unfinished``
-    answers were cut. ``refused`` ones are those that the chat template did not take.
+    ``left_out`` conversations had no room for any answer, ``shortened`` ones not for all of them, ``unfinished`` ones
+    end at an answer that was cut, after which ``dropped`` turns were not asked for, and ``refused`` ones are those that
+    the chat template did not take.
     """
 
-    engine: str
     conversations: int
     turns: int
     tokens: int
     left_out: int
     shortened: int
     unfinished: int
+    dropped: int
     refused: int
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> "Counts":
+        """Count the outcomes."""
+        answers = [answer for outcome in outcomes for answer in outcome.answers]
+        return cls(
+            conversations=len(outcomes),
+            turns=len(answers),
+            tokens=sum(map(len, answers)),
+            left_out=sum(not (outcome.examples or outcome.refused) for outcome in outcomes),
+            shortened=sum(outcome.shortened for outcome in outcomes),
+            unfinished=sum(outcome.unfinished for outcome in outcomes),
+            dropped=sum(outcome.dropped for outcome in outcomes),
+            refused=sum(bool(outcome.refused) for outcome in outcomes),
+        )
+
+    @classmethod
+    def total(cls, parts: Iterable["Counts"]) -> "Counts":
+        """The sums."""
+        return cls(*map(sum, zip(*parts, strict=True)))
+
+
+class Header(NamedTuple):
+    """The first line of a shard; ``checksum`` is of all other lines."""
+
+    engine: str
+    counts: Counts
     checksum: str
+
+    def as_json(self) -> dict[str, str | int]:
+        """As it is written."""
+        return {"engine": self.engine, **self.counts._asdict(), "checksum": self.checksum}
 
 
 class Shard:
@@ -45,11 +77,11 @@ class Shard:
 
     def __init__(self, folder: Path, first: int, conversations: Sequence[Conversation]) -> None:
         """``first`` is the place of the first conversation among all."""
-        # What they say, never where they stand: a file that was moved is not answered again.
-        said = [[c.prompt_messages, c.tools, None if c.prompt_messages else c.response] for c in conversations]
-        decisive = json.dumps([first, said], sort_keys=True, default=str)
-        self.name = hashlib.sha256(decisive.encode()).hexdigest()[:24]
+        # Their content, never where they stand: a file that was moved is not answered again.
+        content = [[c.prompt_messages, c.tools, None if c.prompt_messages else c.response] for c in conversations]
+        self.name = fingerprint([first, content], 24)
         self.path = folder / f"{self.name}.jsonl"
+        self._journal, self._lock = self.path.with_suffix(".partial.jsonl"), self.path.with_suffix(".lock")
 
     def header(self) -> Header | None:
         """None if the shard is not there yet. Raises UserError if it is damaged."""
@@ -58,31 +90,21 @@ class Shard:
         self._tidy()
         return self._read()[0]
 
-    def records(self) -> Iterator[Record]:
-        """The conversations' records, in order. Raises UserError if the shard is damaged."""
+    def outcomes(self) -> Iterator[Outcome]:
+        """What became of the conversations, in order. Raises UserError if the shard is damaged."""
         for line in self._read()[1].splitlines():
-            record = Record(**json.loads(line))
-            yield record._replace(examples=[(ids, [(a, b) for a, b in spans]) for ids, spans in record.examples])
+            known = json.loads(line)
+            examples = [(ids, [(start, end) for start, end in spans]) for ids, spans in known.pop("examples")]
+            yield Outcome(examples=examples, **known)
 
-    def write(self, engine: str, records: Sequence[Record]) -> Header:
+    def write(self, engine: str, outcomes: Sequence[Outcome]) -> Header:
         """Put the finished shard in its place; the journal goes."""
-        body = "".join(json.dumps(record._asdict(), separators=(",", ":")) + "\n" for record in records).encode()
-        answers = [answer for record in records for answer in record.answers]
-        header = Header(
-            engine=engine,
-            conversations=len(records),
-            turns=len(answers),
-            tokens=sum(map(len, answers)),
-            left_out=sum(not (record.examples or record.refused) for record in records),
-            shortened=sum(record.shortened for record in records),
-            unfinished=sum(record.unfinished for record in records),
-            refused=sum(bool(record.refused) for record in records),
-            checksum=_checksum(body),
-        )
+        body = "".join(json.dumps(asdict(outcome), separators=(",", ":")) + "\n" for outcome in outcomes).encode()
+        header = Header(engine, Counts.of(outcomes), fingerprint(body, 64))
         for abandoned in self.path.parent.glob(f".{self.path.name}.*.tmp"):  # of a process that was killed here
             abandoned.unlink()
         with atomic_file(self.path) as temporary:
-            temporary.write_bytes(json.dumps(asdict(header)).encode() + b"\n" + body)
+            temporary.write_bytes(json.dumps(header.as_json()).encode() + b"\n" + body)
         self._tidy()
         return header
 
@@ -90,25 +112,12 @@ class Shard:
         """Hold the shard's lock; False if another process holds it and we do not ``wait``."""
         return exclusive(self._lock, wait)
 
-    @contextmanager
-    def journal(self) -> Iterator["Journal"]:
+    def journal(self) -> "Journal":
         """The answers so far, and a place for more. To be opened under the lock."""
-        journal = Journal(self._journal)
-        try:
-            yield journal
-        finally:
-            journal.close()
-
-    @property
-    def _journal(self) -> Path:
-        return self.path.with_suffix(".partial.jsonl")
-
-    @property
-    def _lock(self) -> Path:
-        return self.path.with_suffix(".lock")
+        return Journal(self._journal)
 
     def _tidy(self) -> None:
-        """Whoever comes when the shard is there needs no journal, and no lock to find that nothing is left to do."""
+        """Once the shard is there, its journal and its lock are of no use."""
         self._journal.unlink(missing_ok=True)
         self._lock.unlink(missing_ok=True)
 
@@ -117,24 +126,31 @@ class Shard:
         header: Header | None = None
         try:
             known = json.loads(first)
-            header = Header(**{field.name: known[field.name] for field in fields(Header)})
+            counts = Counts(*(known[name] for name in Counts._fields))
+            header = Header(known["engine"], counts, known["checksum"])
         except (ValueError, KeyError, TypeError):
             pass  # no header is damage as well
-        if header is None or header.checksum != _checksum(body):
+        if header is None or header.checksum != fingerprint(body, 64):
             raise UserError(
-                f"the cached responses {self.path} are damaged: delete that file to have them generated anew"
+                f"the cached responses {self.path} are damaged: delete that file to have them generated again"
             )
         return header, body
 
 
 class Journal:
-    """Answers by turn and by place in the shard, a line each. A last line cut short by a crash is taken off."""
+    """Answers by turn and by place in the shard, a line each. A last line cut off by a crash is removed."""
 
     def __init__(self, path: Path) -> None:
         self._known: dict[tuple[int, int], Ids] = {}
         whole = self._replay(path) if path.exists() else 0
         self._file = path.open("ab")
         os.truncate(path, whole)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def known(self, turn: int) -> dict[int, Ids]:
         """Answers of one turn, by place in the shard."""
@@ -144,10 +160,6 @@ class Journal:
         """Note an answer; it outlives this process from here on."""
         self._file.write(json.dumps([turn, place, ids], separators=(",", ":")).encode() + b"\n")
         self._file.flush()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
 
     def _replay(self, path: Path) -> int:
         """Read what is there; returns the length of the whole lines."""
@@ -163,7 +175,3 @@ class Journal:
                 self._known[turn, place] = ids
                 whole += len(line)
         return whole
-
-
-def _checksum(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()

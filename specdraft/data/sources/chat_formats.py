@@ -1,10 +1,10 @@
-"""The forms in which people keep conversations, and how a row of each becomes messages.
+"""The formats in which conversations are kept, and how a record of each becomes messages.
 
 ========= ========================================================================================================
 messages  ``{"messages": [{"role", "content", ...}], "tools": [...]}``: OpenAI's; tool calls and reasoning are kept
 sharegpt  ``{"conversations": [{"from", "value"}]}``, with a ``system`` text beside them or not
 pair      a prompt and its response under one of the usual names, with a ``system`` text or an ``input`` or not
-text      ``{"text": "..."}``: a document that nobody asked for
+text      ``{"text": "..."}``: a document
 ========= ========================================================================================================
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from specdraft.data.sources.base import Message
 
-# (prompt, response) as the data sets that people train on name them; the first pair that a row has counts.
+# (prompt, response) as the data sets that people train on name them; the first pair that a record has counts.
 PAIRS = (
     ("prompt", "response"),
     ("prompt", "completion"),
@@ -46,44 +46,44 @@ _KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning",
 
 
 class MalformedError(Exception):
-    """Why a row is none of a form."""
+    """Why a record does not have a format."""
 
 
-class Row(NamedTuple):
-    """What a row says: a chat, or a document if ``messages`` is empty."""
+class Chat(NamedTuple):
+    """What a record holds: a chat, or a document if ``messages`` is empty."""
 
     messages: tuple[Message, ...]
     document: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
-def recognize(row: Mapping[str, Any]) -> str | None:
-    """The form whose keys the row has, None if it is of no form. ``messages`` stands before ``pair`` and ``text``."""
-    if isinstance(row.get("messages"), Sequence):
+def recognize(record: Mapping[str, Any]) -> str | None:
+    """The format whose keys the record has, None if there is none. ``messages`` goes before ``pair`` and ``text``."""
+    if isinstance(record.get("messages"), Sequence):
         return "messages"
-    if isinstance(row.get("conversations"), Sequence):
-        first = next(iter(row["conversations"]), None)
+    if isinstance(record.get("conversations"), Sequence):
+        first = next(iter(record["conversations"]), None)
         return "messages" if isinstance(first, Mapping) and "role" in first else "sharegpt"
-    if _pair_of(row) is not None:
+    if _pair_of(record) is not None:
         return "pair"
-    return "text" if "text" in row else None
+    return "text" if "text" in record else None
 
 
-def convert(row: Mapping[str, Any], form: str) -> Row:
-    """The row's chat or document. Raises MalformedError.
+def convert(record: Mapping[str, Any], form: str) -> Chat:
+    """The record's chat or document. Raises MalformedError.
 
-    A chat begins with the user (or a system turn): answers before the first question, which shared links leave behind,
-    are dropped, and so are questions after the last answer.
+    A chat begins with the user (or a system turn): answers before the first question, as shared links have them, are
+    dropped, and so are questions after the last answer.
     """
     if form == "text":
-        return Row((), _text(row, "text"))
-    messages = _from_the_first_question(FORMS[form](row))
-    return Row(_up_to_the_last_answer(messages), None, _tools(row.get("tools")))
+        return Chat((), text_of(record, "text"))
+    messages = _from_the_first_question(FORMS[form](record))
+    return Chat(_up_to_the_last_answer(messages), None, _tools(record.get("tools")))
 
 
-def _openai(row: Mapping[str, Any]) -> list[Message]:
-    key = "conversations" if "conversations" in row and "messages" not in row else "messages"
-    return [_message(value) for value in _list(row, key)]
+def _openai(record: Mapping[str, Any]) -> list[Message]:
+    key = "conversations" if "conversations" in record and "messages" not in record else "messages"
+    return [_message(value) for value in list_of(record, key)]
 
 
 def _message(value: Any) -> Message:
@@ -106,31 +106,27 @@ def _flat(content: Any, may_be_missing: bool) -> str:
     return _encodable(content)
 
 
-def _sharegpt(row: Mapping[str, Any]) -> list[Message]:
-    messages: list[Message] = []
-    if isinstance(row.get("system"), str) and row["system"].strip():
-        messages.append({"role": "system", "content": _encodable(row["system"])})
-    for value in _list(row, "conversations"):
+def _sharegpt(record: Mapping[str, Any]) -> list[Message]:
+    messages = _system(record)
+    for value in list_of(record, "conversations"):
         speaker = value.get("from") if isinstance(value, Mapping) else None
         if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
             raise MalformedError(f"a turn is from {speaker!r}, expected one of {', '.join(_SHAREGPT_ROLES)}")
-        messages.append({"role": _SHAREGPT_ROLES[speaker], "content": _text(value, "value")})
+        messages.append({"role": _SHAREGPT_ROLES[speaker], "content": text_of(value, "value")})
     return messages
 
 
-def _pair(row: Mapping[str, Any]) -> list[Message]:
-    keys = _pair_of(row)
+def _pair(record: Mapping[str, Any]) -> list[Message]:
+    keys = _pair_of(record)
     if keys is None:
         known = "; ".join(" and ".join(pair) for pair in PAIRS)
         raise MalformedError(f"no prompt and response, expected one of the pairs {known}")
     asks, answers = keys
-    prompt, context = _text(row, asks), row.get("input")
+    prompt, context = text_of(record, asks), record.get("input")
     if asks != "input" and isinstance(context, str) and context.strip():  # Alpaca: an instruction and its input
         prompt = f"{prompt}\n\n{_encodable(context)}"
-    messages: list[Message] = [{"role": "user", "content": prompt}]
-    if isinstance(row.get("system"), str) and row["system"].strip():
-        messages.insert(0, {"role": "system", "content": _encodable(row["system"])})
-    return [*messages, {"role": "assistant", "content": _text(row, answers)}]
+    answer = {"role": "assistant", "content": text_of(record, answers)}
+    return [*_system(record), {"role": "user", "content": prompt}, answer]
 
 
 FORMS: dict[str, Callable[[Mapping[str, Any]], list[Message]]] = {
@@ -141,26 +137,34 @@ FORMS: dict[str, Callable[[Mapping[str, Any]], list[Message]]] = {
 CHAT_FORMATS = (*FORMS, "text")
 
 
-def _pair_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
-    return next((pair for pair in PAIRS if all(isinstance(row.get(key), str) for key in pair)), None)
+def _system(record: Mapping[str, Any]) -> list[Message]:
+    """The system text beside the turns, if there is one."""
+    text = record.get("system")
+    return [{"role": "system", "content": _encodable(text)}] if isinstance(text, str) and text.strip() else []
 
 
-def _list(row: Mapping[str, Any], key: str) -> list[Any]:
-    value = row.get(key)
+def _pair_of(record: Mapping[str, Any]) -> tuple[str, str] | None:
+    return next((pair for pair in PAIRS if all(isinstance(record.get(key), str) for key in pair)), None)
+
+
+def list_of(record: Mapping[str, Any], key: str) -> list[Any]:
+    """The turns under a key. Raises MalformedError."""
+    value = record.get(key)
     if not isinstance(value, list) or not value:
         raise MalformedError(f"{key!r} is no list of turns")
     return value
 
 
-def _text(row: Mapping[str, Any], key: str) -> str:
-    value = row.get(key)
+def text_of(record: Mapping[str, Any], key: str) -> str:
+    """The text under a key, which is not empty. Raises MalformedError."""
+    value = record.get(key)
     if not isinstance(value, str) or not value.strip():
         raise MalformedError(f"{key!r} is no text, or an empty one")
     return _encodable(value)
 
 
 def _encodable(text: str) -> str:
-    """JSON can write half a character (a lone surrogate), no tokenizer can read it."""
+    """JSON can hold half a character (a lone surrogate), which no tokenizer can read."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -169,7 +173,7 @@ def _encodable(text: str) -> str:
 
 
 def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """The declared tools. Some data sets keep them as JSON in a text, because their shapes differ from row to row."""
+    """The declared tools. Some data sets keep them as JSON in a text, as their shapes differ between records."""
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
@@ -185,7 +189,7 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 def _from_the_first_question(messages: list[Message]) -> list[Message]:
     roles = [message["role"] for message in messages]
     if "user" not in roles:
-        raise MalformedError("nobody asks: there is no turn of the user")
+        raise MalformedError("there is no turn of the user")
     question = roles.index("user")
     return [m for m in messages[:question] if m["role"] in ("system", "developer")] + messages[question:]
 

@@ -1,165 +1,161 @@
-"""People's own conversations as a source: any file or data set in any of the forms of ``forms.py``.
+"""People's own conversations as a source: any file or data set in any of the formats of ``chat_formats.py``.
 
-What decides about a conversation is what it says, never where it stands. Its first question decides the split, so that
-all answers to one question stay on one side; the hash of the whole decides its place in the fair order, so that of
-equal conversations one is left, and adding, moving or sorting rows changes nothing for the others.
+What decides about a conversation is its content, never where it stands. Its first question decides the split, so that
+all answers to one question stay on one side; a digest of the whole decides its place in the shuffled order, so that one
+of equal conversations is left, and adding, moving or sorting records changes nothing for the others.
 """
 
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import islice
+from dataclasses import dataclass
+from itertools import chain, islice
 
 from specdraft.data.sources.base import Conversation, Selection, check_request, digest
 from specdraft.data.sources.chat_formats import CHAT_FORMATS, MalformedError, convert, recognize
-from specdraft.data.sources.record_index import RecordIndex
-from specdraft.data.sources.records import Raw, read_rows
+from specdraft.data.sources.records import Record, RecordIndex, read_records
 from specdraft.errors import UserError, warn
 
-_FIRST_ROWS = 100  # that are asked for their form
-_LISTED = 20  # malformed rows that the warning names
+_FIRST_RECORDS = 100  # their format is taken for that of all
+_LISTED = 20  # malformed records that the warning names
 
 
+@dataclass
 class Conversations:
     """Conversations or documents of ``path``: a JSONL, JSON or Parquet file, a folder of them, or a ``datasets`` name.
 
-    The files are read once from front to back, to learn where each conversation stands, and then again where one is
-    asked for: memory holds 40 bytes a conversation.
+    ``form`` None recognizes the format from the first records. Records of another one are skipped, up to
+    ``max_malformed``, and as many whose loss mask is not safe. ``held_out`` is the share of questions that validation
+    and test get each. ``max_rows`` stops reading early, which streamed data sets want.
+
+    Nothing is read before conversations are asked for. The files are then read once from front to back, to learn where
+    each conversation stands, and again where one is taken: memory holds 40 bytes a conversation.
     """
 
-    def __init__(
-        self,
-        path: str,
-        form: str | None = None,
-        max_malformed: int = 100,
-        max_rows: int | None = None,
-        held_out: float = 0.05,
-        subset: str | None = None,
-        dataset_split: str = "train",
-        streaming: bool = False,
-    ) -> None:
-        """Check the settings; nothing is read yet.
+    path: str
+    form: str | None = None
+    max_malformed: int = 100
+    max_rows: int | None = None
+    held_out: float = 0.05
+    subset: str | None = None
+    dataset_split: str = "train"
+    streaming: bool = False
 
-        ``form`` None recognizes it from the first rows. Rows that are none of the form are skipped, up to
-        ``max_malformed``, and as many whose loss mask is not safe. ``held_out`` is the share of questions that
-        validation and test get each. ``max_rows`` stops reading early, which streamed data sets want.
-        """
-        if form is not None and form not in CHAT_FORMATS:
-            raise UserError(f"data.source.form is {form!r}: expected one of {', '.join(CHAT_FORMATS)}, or null")
-        if not 0 < held_out < 0.5 or max_malformed < 0 or (max_rows is not None and max_rows < 1):
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible settings."""
+        if self.form is not None and self.form not in CHAT_FORMATS:
+            raise UserError(f"data.source.form is {self.form!r}: expected one of {', '.join(CHAT_FORMATS)}, or null")
+        if not 0 < self.held_out < 0.5 or self.max_malformed < 0 or (self.max_rows is not None and self.max_rows < 1):
             raise UserError(
-                f"data.source has held_out={held_out}, max_malformed={max_malformed} and max_rows={max_rows}: expected "
-                "a share between 0 and 0.5, a number from 0 upwards, and a positive number or null"
+                f"data.source has held_out={self.held_out}, max_malformed={self.max_malformed} and "
+                f"max_rows={self.max_rows}: expected a share below 0.5, 0 or more, and a positive number or null"
             )
-        self.name = path
-        self.form = form
-        self.max_malformed = max_malformed
-        self.max_rows = max_rows
-        self.held_out = held_out
-        self.subset = subset
-        self.dataset_split = dataset_split
-        self.streaming = streaming
-        self._found: tuple[RecordIndex, str] | None = None  # and the form
+        self.name = self.path
+        self._found: tuple[RecordIndex, str] | None = None  # and the format
 
     def conversations(self, split: str, limit: int | None = None) -> Selection:
-        """The conversations of a split, in a fixed and fair order, at most ``limit``. Raises UserError."""
+        """The conversations of a split, in a fixed shuffled order, at most ``limit``. Raises UserError."""
         check_request(split, limit)
         if self._found is None:
             self._found = self._find()
-        places, form = self._found
-        order, digests = places.fair_order(split)
+        index, form = self._found
+        order, digests = index.shuffled(split)
         if not len(order):
             raise UserError(
-                f"{self.name} has no conversations in its {split} split: expected more well-formed rows, of which "
+                f"{self.name} has no conversations in its {split} split: expected more well-formed records, of which "
                 f"data.source.held_out={self.held_out} go to validation and as many to test"
             )
 
         def read(place: int) -> Conversation:
-            raw = places.read(place)
+            record = index.read(place)
             with suppress(MalformedError):
-                conversation = _conversation(raw, form)
-                if digest(conversation) == places.digest(place):
+                conversation = _conversation(record, form)
+                if digest(conversation) == index.digest(place):
                     return conversation
-            raise UserError(f"{raw.origin} changed while it was read: start again when the file is finished")
+            raise UserError(f"{record.origin} changed while it was read: start again when the file is finished")
 
         return Selection(read, order[:limit], digests[:limit])
 
     def _find(self) -> tuple[RecordIndex, str]:
-        """Where all conversations stand, and their form. Raises UserError at the end if too many are malformed."""
-        rows = islice(read_rows(self.name, self.subset, self.dataset_split, self.streaming), self.max_rows)
-        first = list(islice(rows, _FIRST_ROWS))
+        """Where all conversations stand, and their format. Raises UserError at the end if too many are malformed."""
+        records = islice(read_records(self.name, self.subset, self.dataset_split, self.streaming), self.max_rows)
+        first = list(islice(records, _FIRST_RECORDS))
         if not first:
-            raise UserError(f"{self.name} is empty: expected a row for each conversation; check the path")
+            raise UserError(f"{self.name} is empty: expected a record for each conversation; check the path")
         form = self.form or self._recognize(first)
-        places = RecordIndex()
+        index = RecordIndex()
         total, malformed = 0, 0
         listed = defaultdict[str, list[str]](list)  # by reason: people's mistakes repeat
-        others = Counter[str]()  # forms of malformed rows
-        for raw in (row for part in (first, rows) for row in part):
+        others = Counter[str]()  # formats of malformed records
+        for record in chain(first, records):
             total += 1
             try:
-                conversation = _conversation(raw, form)
+                conversation = _conversation(record, form)
             except MalformedError as error:
                 malformed += 1
                 if malformed <= _LISTED:
-                    listed[str(error)].append(raw.origin)
-                if self.form and (other := recognize(raw.row)) not in (None, form):
+                    listed[str(error)].append(record.origin)
+                if self.form and (other := recognize(record.fields)) not in (None, form):
                     others[other] += 1
             else:
-                places.add(raw, self._split_of(conversation), digest(conversation))
+                index.add(record, self._split_of(conversation), digest(conversation))
         self._report(malformed, total, form, listed, next((o for o, n in others.items() if 2 * n > total), ""))
-        return places, form
+        return index, form
 
-    def _recognize(self, rows: list[Raw]) -> str:
-        """The form of most of the first rows."""
-        forms = Counter(form for raw in rows if not raw.error and (form := recognize(raw.row)) is not None)
+    def _recognize(self, records: list[Record]) -> str:
+        """The format of most of the first records."""
+        forms = Counter(form for record in records if (form := recognize(record.fields)) is not None)
         if not forms:
-            keys = sorted({key for raw in rows for key in raw.row})
+            keys = sorted({key for record in records for key in record.fields})
             seen = f"have the keys {', '.join(keys)}" if keys else "are no objects"
             raise UserError(
-                f"the form of {self.name} is unknown: its first rows {seen}; expected messages, conversations, "
+                f"the form of {self.name} is unknown: its first records {seen}; expected messages, conversations, "
                 "a prompt and its response, or text"
             )
         return forms.most_common(1)[0][0]
 
     def _report(self, malformed: int, total: int, form: str, listed: Mapping[str, list[str]], other: str) -> None:
-        """``listed``: malformed rows by reason; ``other``: the form of most rows, where it is another."""
+        """``listed``: malformed records by reason; ``other``: the format of most records, where it is another."""
         if not malformed:
             return
         # Pairs have no data= of their own.
-        use = f"; the rows look like {other}: use data={'conversations' if other == 'pair' else other}" if other else ""
+        use = (
+            f"; the records look like {other}: use data={'conversations' if other == 'pair' else other}"
+            if other
+            else ""
+        )
         reason, origins = next(iter(listed.items()))
         first = f"the first is {origins[0]} ({reason}){use}"
         if malformed == total:
             raise UserError(
-                f"none of the {total} rows of {self.name} is well-formed, expected the form {form}: {first}"
+                f"none of the {total} records of {self.name} is well-formed, expected the form {form}: {first}"
             )
         if malformed > self.max_malformed:
             raise UserError(
-                f"{malformed} of {total} rows of {self.name} are malformed, and data.source.max_malformed is "
+                f"{malformed} of {total} records of {self.name} are malformed, and data.source.max_malformed is "
                 f"{self.max_malformed}: mend them or raise it; {first}"
             )
         named = ", ".join(f"{', '.join(origins)} ({reason})" for reason, origins in listed.items())
         more = f" and {malformed - _LISTED} more" if malformed > _LISTED else ""
-        warn(f"{malformed} of {total} rows of {self.name} are malformed and skipped: {named}{more}{use}")
+        warn(f"{malformed} of {total} records of {self.name} are malformed and skipped: {named}{more}{use}")
 
     def _split_of(self, conversation: Conversation) -> str:
-        digest = hashlib.sha256(_question(conversation).encode()).digest()
-        place = int.from_bytes(digest[:6], "big") / 2**48
+        hashed = hashlib.sha256(_question(conversation).encode()).digest()
+        place = int.from_bytes(hashed[:6], "big") / 2**48
         return "test" if place < self.held_out else "validation" if place < 2 * self.held_out else "train"
 
 
-def _conversation(raw: Raw, form: str) -> Conversation:
+def _conversation(record: Record, form: str) -> Conversation:
     """Raises MalformedError."""
-    if raw.error:
-        raise MalformedError(raw.error)
-    category = str(raw.row.get("category") or "uncategorized")
-    messages, document, tools = convert(raw.row, form)
+    if record.error:
+        raise MalformedError(record.error)
+    category = str(record.fields.get("category") or "uncategorized")
+    messages, document, tools = convert(record.fields, form)
     if document is not None or messages[-1]["role"] != "assistant":
-        return Conversation(raw.origin, category, messages, document, tools=tools)
+        return Conversation(record.origin, category, messages, document, tools=tools)
     extras = {key: value for key, value in messages[-1].items() if key not in ("role", "content")}
-    return Conversation(raw.origin, category, messages[:-1], messages[-1]["content"], extras, tools)
+    return Conversation(record.origin, category, messages[:-1], messages[-1]["content"], extras, tools)
 
 
 def _question(conversation: Conversation) -> str:

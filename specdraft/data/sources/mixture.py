@@ -41,7 +41,7 @@ class Mixture:
         return sum(source.max_malformed for source in self.sources.values())
 
     def conversations(self, split: str, limit: int | None = None) -> Selection:
-        """The conversations of a split, in a fixed and fair order, at most ``limit``. Raises UserError."""
+        """The conversations of a split, in a fixed shuffled order, at most ``limit``. Raises UserError."""
         check_request(split, limit)
         keys = list(self.sources)
         found = [self.sources[key].conversations(split) for key in keys]

@@ -3,22 +3,22 @@
 Everything that can be wrong with a prompt is found before the first one is decoded.
 """
 
-import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdraft.data.sources.base import Message, PythonStdlib
+from specdraft.data.sources.base import Message
+from specdraft.data.sources.chat_formats import FORMS, MalformedError, list_of, text_of
+from specdraft.data.sources.records import Record, read_lines
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import prompt_ids
 from specdraft.errors import UserError
 
 STDLIB = "python-stdlib"
 STDLIB_LIMIT = 40
 ALL = sys.maxsize
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _FORMS = 'one of "prompt" (text), "messages" (list of {"role", "content"}) or "turns" (list of texts)'
 
 
@@ -54,7 +54,7 @@ def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
 def benchmark_questions(benchmark: str, own: str | None = None) -> list[str]:
     """All that the user asks in a benchmark, which training must not see. Raises UserError as ``load_prompts``.
 
-    ``own`` is a benchmark whose source holds out its questions by itself: of that one, nothing.
+    ``own`` is the benchmark that the source keeps out of training by itself: it gives no questions.
     """
     if benchmark == own:
         return []
@@ -118,75 +118,40 @@ def _stdlib_prompts(limit: int) -> list[Prompt]:
 
 def _read_jsonl(path: Path) -> list[Prompt]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        prompts = [_prompt(record) for record in read_lines(path)]
     except FileNotFoundError:
         raise UserError(f"the prompts file {path} does not exist: check the path of benchmark=") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"the prompts file {path} is not UTF-8 text ({error.reason}): expected JSON Lines") from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise UserError(f"the prompts file {path} cannot be read ({error}): expected JSON Lines") from error
-    # Not splitlines(): JSON strings may hold U+2028 and its like unescaped.
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if not lines:
+    except OSError as error:
+        raise UserError(f"the prompts file {path} cannot be read ({error.strerror}): expected JSON Lines") from error
+    if not prompts:
         raise UserError(f"the prompts file {path} is empty: expected one JSON object a line with {_FORMS}")
-    return [_parse(line, f"{path}:{number}", number) for number, line in lines]
+    return prompts
 
 
-def _parse(line: str, origin: str, number: int) -> Prompt:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin} is not JSON ({error}): expected an object with {_FORMS}") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{origin} is a JSON {type(record).__name__}: expected an object with {_FORMS}")
-    forms = [form for form in ("prompt", "messages", "turns") if form in record]
+def _prompt(record: Record) -> Prompt:
+    origin, fields = record.origin, record.fields
+    if record.error:
+        raise UserError(f"{origin} is {record.error}: expected an object with {_FORMS}")
+    forms = [form for form in ("prompt", "messages", "turns") if form in fields]
     if len(forms) != 1:
-        found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(record)}"
+        found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(fields)}"
         raise UserError(f"{origin} {found}: expected exactly {_FORMS}")
-    value = record[forms[0]]
-    opening: tuple[Message, ...]
-    follow_ups: tuple[str, ...] = ()
-    if forms[0] == "prompt":
-        if not _is_text(value):
-            raise UserError(f'{origin}: "prompt" is {_shown(value)}; expected a text that is not empty')
-        opening = (_user(value),)
-    elif forms[0] == "turns":
-        if not isinstance(value, list) or not value or not all(_is_text(turn) for turn in value):
-            raise UserError(f'{origin}: "turns" is {_shown(value)}; expected a list of texts, none of them empty')
-        opening, follow_ups = (_user(value[0]),), tuple(value[1:])
-    else:
-        opening = _messages(value, origin)
-    identity = record.get("id", record.get("question_id", number))
-    return Prompt(str(identity), str(record.get("category") or "uncategorized"), opening, follow_ups, origin)
-
-
-def _messages(value: Any, origin: str) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise UserError(f'{origin}: "messages" is {_shown(value)}; expected a list of {{"role", "content"}} objects')
-    for message in value:
-        if not (
-            isinstance(message, dict)
-            and isinstance(message.get("content"), str)
-            and not _SURROGATE.search(message["content"])
-            and _is_text(message.get("role"))
-        ):
-            raise UserError(
-                f'{origin}: the message {_shown(message)} is malformed; expected {{"role", "content"}}, both texts'
-            )
-    if value[-1]["role"] == "assistant":
+    follow_ups: list[str] = []
+    try:
+        if forms[0] == "prompt":
+            opening: tuple[Message, ...] = (_user(text_of(fields, "prompt")),)
+        elif forms[0] == "turns":
+            first, *follow_ups = [text_of({"turn": turn}, "turn") for turn in list_of(fields, "turns")]
+            opening = (_user(first),)
+        else:
+            opening = tuple(FORMS["messages"](fields))
+    except MalformedError as error:
+        raise UserError(f"{origin}: {error}; expected {_FORMS}") from error
+    if opening[-1]["role"] == "assistant":
         raise UserError(f"{origin}: the last message is the assistant's; expected one that the target can answer")
-    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+    identity = fields.get("id", fields.get("question_id", record.line.number if record.line else ""))
+    return Prompt(str(identity), str(fields.get("category") or "uncategorized"), opening, tuple(follow_ups), origin)
 
 
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
-
-
-def _is_text(value: Any) -> bool:
-    """Whether ``value`` is a text that is not empty; half a character (a lone surrogate) no tokenizer can read."""
-    return isinstance(value, str) and bool(value.strip()) and not _SURROGATE.search(value)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

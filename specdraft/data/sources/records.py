@@ -1,17 +1,30 @@
-"""Rows of local files and of data sets by name, one after the other and each with the place where it stands."""
+"""Records of local files and of data sets by name, one after the other, and an index to read each of them again.
+
+A line of JSON is found again by the byte it begins at. Other records are copied into a temporary file first ($TMPDIR
+says where): reading a Parquet file or a remote data set out of its order takes far longer.
+"""
 
 import json
+import pickle
+import tempfile
+import weakref
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from datasets import load_dataset
 from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
+from specdraft.data.sources.base import SPLITS
 from specdraft.errors import UserError
+from specdraft.text import reason
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
+_COPIED = -1
 
 
 class Line(NamedTuple):
@@ -22,17 +35,17 @@ class Line(NamedTuple):
     offset: int
 
 
-class Raw(NamedTuple):
-    """A row as it stands at ``origin``; ``error`` says why there is none. ``line``: where to find it again at once."""
+class Record(NamedTuple):
+    """A JSON object and where it stands; ``error`` says why there is none. ``line``: where to read it again at once."""
 
     origin: str
-    row: dict[str, Any]
+    fields: dict[str, Any]
     error: str = ""
     line: Line | None = None
 
 
-def read_rows(path: str, subset: str | None, dataset_split: str, streaming: bool) -> Iterator[Raw]:
-    """Rows of a file, of all such files below a folder, or of a ``datasets`` name. Raises UserError.
+def read_records(path: str, subset: str | None, dataset_split: str, streaming: bool) -> Iterator[Record]:
+    """Records of a file, of all such files below a folder, or of a ``datasets`` name. Raises UserError.
 
     JSON Lines and Parquet are read piece by piece: memory does not grow with the file. The other three arguments are
     for names alone.
@@ -52,17 +65,8 @@ def read_rows(path: str, subset: str | None, dataset_split: str, streaming: bool
         yield from _read_dataset(path, subset, dataset_split, streaming)
 
 
-def _read_file(path: Path) -> Iterator[Raw]:
-    if path.suffix == ".parquet":
-        return _read_parquet(path)
-    if path.suffix not in _SUFFIXES:
-        raise UserError(f"the data {path} has an unknown ending: expected one of {', '.join(_SUFFIXES)}")
-    with path.open("rb") as file:
-        is_array = path.suffix == ".json" and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-    return _read_array(path) if is_array else _read_lines(path)
-
-
-def _read_lines(path: Path) -> Iterator[Raw]:
+def read_lines(path: Path) -> Iterator[Record]:
+    """The records of a JSON Lines file; empty lines are passed over."""
     offset = 0
     with path.open("rb") as file:  # lines by \n alone: JSON strings may hold U+2028 and its like unescaped
         for number, text in enumerate(file, start=1):
@@ -71,25 +75,32 @@ def _read_lines(path: Path) -> Iterator[Raw]:
             offset += len(text)
 
 
-def read_line(line: Line) -> Raw:
-    """The row of a line that ``read_rows`` has given."""
-    with line.path.open("rb") as file:
-        file.seek(line.offset)
-        return _parse(line, file.readline())
-
-
-def _parse(line: Line, text: bytes) -> Raw:
+def _parse(line: Line, text: bytes) -> Record:
     origin = f"{line.path}:{line.number}"
     try:
         value = json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        return Raw(origin, {}, "not UTF-8")
+        return Record(origin, {}, "not UTF-8", line)
     except (ValueError, RecursionError):
-        return Raw(origin, {}, "not JSON")
+        return Record(origin, {}, "not JSON", line)
     return _checked(origin, value)._replace(line=line)
 
 
-def _read_array(path: Path) -> Iterator[Raw]:
+def _checked(origin: str, value: Any) -> Record:
+    return Record(origin, value) if isinstance(value, dict) else Record(origin, {}, "not a JSON object")
+
+
+def _read_file(path: Path) -> Iterator[Record]:
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    if path.suffix not in _SUFFIXES:
+        raise UserError(f"the data {path} has an unknown ending: expected one of {', '.join(_SUFFIXES)}")
+    with path.open("rb") as file:
+        is_array = path.suffix == ".json" and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+    return _read_array(path) if is_array else read_lines(path)
+
+
+def _read_array(path: Path) -> Iterator[Record]:
     try:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -98,30 +109,80 @@ def _read_array(path: Path) -> Iterator[Raw]:
         yield _checked(f"{path}#{number}", value)
 
 
-def _checked(origin: str, value: Any) -> Raw:
-    return Raw(origin, value) if isinstance(value, dict) else Raw(origin, {}, "not a JSON object")
-
-
-def _read_parquet(path: Path) -> Iterator[Raw]:
+def _read_parquet(path: Path) -> Iterator[Record]:
     try:
         number = 0
         with ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
+                for fields in batch.to_pylist():
                     number += 1
-                    yield Raw(f"{path}#{number}", row)
+                    yield Record(f"{path}#{number}", fields)
     except (ArrowException, OSError, ValueError, OverflowError) as error:  # the latter: what no Python value can say
         raise UserError(f"{path} is no readable Parquet file ({error}): restore it, or leave it out") from error
 
 
-def _read_dataset(name: str, subset: str | None, dataset_split: str, streaming: bool) -> Iterator[Raw]:
+def _read_dataset(name: str, subset: str | None, dataset_split: str, streaming: bool) -> Iterator[Record]:
     try:
-        rows = load_dataset(name, subset, split=dataset_split, streaming=streaming)
+        records = load_dataset(name, subset, split=dataset_split, streaming=streaming)
     except Exception as error:  # no such name, split or subset, no network, no room: datasets raises what it likes
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"the data set {name} ({subset or 'default'}, {dataset_split}) cannot be loaded ({reason}): "
+            f"the data set {name} ({subset or 'default'}, {dataset_split}) cannot be loaded ({reason(error)}): "
             "expected a local file or folder, or the name of a data set that this machine can reach"
         ) from error
-    for number, row in enumerate(rows, start=1):
-        yield Raw(f"{name}/{dataset_split}#{number}", row)
+    for number, fields in enumerate(records, start=1):
+        yield Record(f"{name}/{dataset_split}#{number}", fields)
+
+
+class RecordIndex:
+    """Where records stand, and a digest of each: some 40 bytes a record, whatever its size."""
+
+    def __init__(self) -> None:
+        self._digests = bytearray()  # 16 each
+        self._splits = array("b")
+        self._files = array("i")  # index of ``_paths``, or _COPIED
+        self._paths: list[Path] = []
+        self._numbers = array("q")  # of lines
+        self._offsets = array("q")
+        self._copies = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the index does)
+        weakref.finalize(self, self._copies.close)
+
+    def add(self, record: Record, split: str, digest: bytes) -> None:
+        """Note where the record stands; ``digest`` (16 bytes) is of its content."""
+        self._digests += digest
+        self._splits.append(SPLITS.index(split))
+        if record.line is None:
+            file, number, offset = _COPIED, 0, self._copies.tell()
+            pickle.dump(record, self._copies)
+        else:
+            path, number, offset = record.line
+            if not self._paths or self._paths[-1] != path:  # file after file
+                self._paths.append(path)
+            file = len(self._paths) - 1
+        self._files.append(file)
+        self._numbers.append(number)
+        self._offsets.append(offset)
+
+    def read(self, place: int) -> Record:
+        """The record that was added as number ``place``."""
+        offset = self._offsets[place]
+        if self._files[place] == _COPIED:
+            self._copies.seek(offset)
+            return pickle.load(self._copies)
+        line = Line(self._paths[self._files[place]], self._numbers[place], offset)
+        with line.path.open("rb") as file:
+            file.seek(offset)
+            return _parse(line, file.readline())
+
+    def digest(self, place: int) -> bytes:
+        """Of the record's content when it was added."""
+        return bytes(self._digests[16 * place : 16 * (place + 1)])
+
+    def shuffled(self, split: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """The places of a split's records in the order of their digests, and these ``[n, 16]``; equal ones once."""
+        mine = np.flatnonzero(np.frombuffer(self._splits, dtype=np.int8) == SPLITS.index(split))
+        digests = np.frombuffer(bytes(self._digests), dtype=np.uint8).reshape(-1, 16)[mine]
+        high, low = digests.view(">u8").astype(np.uint64).T
+        order = np.lexsort((low, high))
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
+        return mine[order][new], digests[order][new]

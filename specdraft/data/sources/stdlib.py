@@ -1,8 +1,8 @@
-"""Real Python from the running interpreter's own standard library: files, splits, and functions.
+"""Documented functions of the running interpreter's own standard library, as conversations.
 
-Every machine with Python has this corpus, so the default recipe needs no download. Files are split by a
-hash of their path: the embedded target, its drafters and the evaluation agree on what is held out, on every
-Python version, without a list that could go stale.
+Every machine with Python has this corpus, so the default recipe needs no download. Files are split by a hash of their
+path: the embedded target, its drafters and the evaluation agree on what is held out, on every Python version, without a
+list that could go stale.
 """
 
 import ast
@@ -11,9 +11,17 @@ import sysconfig
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-SPLITS = ("train", "validation", "test")
+import numpy as np
+
+from specdraft.data.sources.base import Conversation, Selection, check_request, digest
+from specdraft.errors import UserError
+
+# 99.5 % of the library's prompts are shorter, and 2,000 characters of Python are some 600 tokens: with room for an
+# answer they fit a context of 1,024.
+MAX_PROMPT_CHARACTERS = 2000
 # Vendored packages are not the standard library; the two tables are data, not code.
 _NOT_CODE = {"site-packages", "dist-packages", "__pycache__", "pydoc_data", "encodings", "ensurepip"}
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
@@ -29,6 +37,36 @@ class Function:
     body: str
     line: int
     is_method: bool
+
+
+@dataclass(frozen=True)
+class PythonStdlib:
+    """The user gives signature and docstring, the assistant the body; the category is ``function`` or ``method``.
+
+    Splits are by file. Of equal prompts the first counts, and those of the training split are not held out again: the
+    library copies some functions from file to file.
+    """
+
+    include_tests: bool = False
+    root: str | None = None
+    name = "python-stdlib"
+    max_malformed = 0  # the library is well-formed
+
+    def conversations(self, split: str, limit: int | None = None) -> Selection:
+        """The conversations of a split, in a fixed shuffled order, at most ``limit``. Raises UserError."""
+        check_request(split, limit)
+        found = _conversations(self.root, self.include_tests, split)
+        if not found:
+            where = self.root or "the standard library"
+            raise UserError(f"{where} has no documented functions in its {split} split: expected Python source files")
+        chosen = found[:limit]
+        digests = np.frombuffer(b"".join(map(digest, chosen)), dtype=np.uint8).reshape(-1, 16)
+        return Selection(chosen.__getitem__, range(len(chosen)), digests)
+
+    def prompts(self, split: str, limit: int | None = None) -> list[Conversation]:
+        """Conversations for evaluation: those whose prompts leave room for an answer in a context of 1,024 tokens."""
+        found = self.conversations(split)
+        return [c for c in found if len(c.prompt_messages[0]["content"]) <= MAX_PROMPT_CHARACTERS][:limit]
 
 
 def files(root: Path | None = None) -> list[str]:
@@ -58,8 +96,8 @@ def read(path: str, root: Path | None = None) -> str:
 def functions(source: str, path: str) -> Iterator[Function]:
     """Yield the documented functions and methods of a source file, outermost first.
 
-    Unparsable files (the library keeps some for its own tests) yield nothing. Bodies of one line are left
-    out: there is nothing to draft in them.
+    Unparsable files (the library keeps some for its own tests) yield nothing. Bodies of one line are left out: there is
+    nothing to draft in them.
     """
     try:
         tree = ast.parse(source)
@@ -69,14 +107,36 @@ def functions(source: str, path: str) -> Iterator[Function]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or ast.get_docstring(node) is None:
             continue
-        if len(node.body) < 2 or node.body[1].lineno <= (node.body[0].end_lineno or 0):
-            continue
         doc_end = node.body[0].end_lineno or 0
+        if len(node.body) < 2 or node.body[1].lineno <= doc_end:
+            continue
         # Dedent the whole function at once, so that the body keeps its indentation below the signature.
         text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])).splitlines()
-        cut = doc_end - node.lineno + 1
-        prompt, body = "\n".join(text[:cut]).rstrip(), "\n".join(text[cut:]).strip("\n").rstrip()
+        body_start = doc_end - node.lineno + 1
+        prompt, body = "\n".join(text[:body_start]).rstrip(), "\n".join(text[body_start:]).strip("\n").rstrip()
         if prompt and body.count("\n") >= 1:
             first = (*node.args.posonlyargs, *node.args.args)[:1]
             is_method = bool(first) and first[0].arg in ("self", "cls")
             yield Function(path, node.name, prompt, body, node.lineno, is_method)
+
+
+@cache  # parsing the library takes seconds, and a run asks for several splits
+def _conversations(root: str | None, include_tests: bool, split: str) -> tuple[Conversation, ...]:
+    """All conversations of a split, shuffled by a hash of their ids."""
+    folder = Path(root) if root else None
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"the folder {root} does not exist: expected a folder with Python files, or null")
+    taken: set[str] = set()
+    if split != "train":
+        taken = {c.prompt_messages[0]["content"] for c in _conversations(root, include_tests, "train")}
+    found: list[Conversation] = []
+    for path in files(folder):
+        if split_of(path) != split or (is_test(path) and not include_tests):
+            continue
+        for function in functions(read(path, folder), path):
+            if function.prompt not in taken:
+                taken.add(function.prompt)
+                category = "method" if function.is_method else "function"
+                prompt = ({"role": "user", "content": function.prompt},)
+                found.append(Conversation(f"{path}:{function.line}:{function.name}", category, prompt, function.body))
+    return tuple(sorted(found, key=lambda c: hashlib.sha256(c.id.encode()).digest()))

@@ -1,7 +1,7 @@
 """Hidden states on disk: computed once, read by many trainings (``python -m specdraft.data.store``)."""
 
 from specdraft.data.store.contents import Contents, describe
-from specdraft.data.store.reader import Store, StoredBatch, StoredRows
+from specdraft.data.store.reader import Store, StoredBatch, StoredData
 from specdraft.data.store.writer import StoreWriter
 
-__all__ = ["Contents", "Store", "StoreWriter", "StoredBatch", "StoredRows", "describe"]
+__all__ = ["Contents", "Store", "StoreWriter", "StoredBatch", "StoredData", "describe"]

@@ -1,10 +1,10 @@
 """What a store holds, which decides the names, the shapes and the number of its files.
 
-R = rows of a split, T = tokens in a row, a = layers, H = hidden size.
+R = sequences of a split, T = tokens in a sequence, B = sequences of a batch, a = layers, H = hidden size.
 
     index.json                         the contents, and once all is written the list of shards
-    train-rows-CHECKSUM.safetensors    the packed rows: ids, which are to be learned, positions, documents
-    train-00000-CHECKSUM.safetensors   hidden states of the first ``rows_per_shard`` rows, and so on
+    train-sequences-CHECKSUM.npy       int32 [R, 3, T], as ``PackedTensor`` has them: ids, positions, documents
+    train-00000-CHECKSUM.safetensors   hidden states of the first ``sequences_per_shard`` sequences, and so on
 
 A file has its checksum in its name: data and checksum appear in one rename, and a file is whole or absent. A store
 without a list of shards is unfinished.
@@ -12,39 +12,50 @@ without a list of shards is unfinished.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from specdraft.data.packing import Rows
-from specdraft.data.store.encoding import DTYPES, bytes_per_vector
-from specdraft.data.store.rows import survey
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor
+
+from specdraft.data.packing import PackedData, PackedTensor
+from specdraft.data.store.encoding import bytes_per_vector, find_dtype
+from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.errors import UserError
-from specdraft.files import read_json
+from specdraft.targets.batch import Batch
+from specdraft.targets.target import TargetIdentity
+from specdraft.text import fingerprint, reason
 
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
-INDEX, VERSION = "index.json", 2
-SHARD_NAME = re.compile(r"(\w+)-(\d{5,})-([0-9a-f]{16})\.safetensors")
-ROWS_NAME = re.compile(r"(\w+)-rows-([0-9a-f]{16})\.safetensors")
+INDEX = "index.json"
+VERSION: Literal[3] = 3
+Size = Annotated[int, Field(ge=1, lt=2**40)]
 
 
-@dataclass(frozen=True)
-class SplitContents:
-    """A split's rows; ``asked`` of their positions have their last hidden state stored. ``about`` travels along."""
+class _Written(BaseModel):
+    """A part of the index; values of other types or unknown names are refused."""
 
-    rows: int
-    row_length: int
-    asked: int
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class SplitContents(_Written):
+    """A split; ``last_states`` of its positions have their last hidden state stored. ``about`` is kept for training."""
+
+    sequences: Size
+    sequence_length: Size
+    last_states: Annotated[int, Field(ge=0, lt=2**60)]
     file: str
     about: dict[str, Any]
 
 
 class Shard(NamedTuple):
-    """Rows ``first`` up to ``stop`` of a split."""
+    """Sequences ``first`` up to ``stop`` of a split."""
 
     split: str
     number: int
@@ -52,37 +63,62 @@ class Shard(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(_Written):
     """All that decides the bytes of a store. ``settings``: those of the data, ``every_last``: whether the last hidden
-    state of every position is there, or only where the next token is to be learnt."""
+    state of every position is there, or only where the next token is to be learned."""
 
-    target: dict[str, Any]
+    target: TargetIdentity
     tokenizer: str
     layers: list[int]
-    hidden_size: int
-    dtype: str
+    hidden_size: Size
+    dtype: Literal["float32", "bfloat16", "float8"]
     every_last: bool
-    rows_per_shard: int
+    sequences_per_shard: Size
     settings: dict[str, Any]
     splits: dict[str, SplitContents]
 
     @property
     def fingerprint(self) -> str:
         """A hash, which every shard carries."""
-        return checksum(json.dumps(asdict(self), sort_keys=True).encode())
+        return fingerprint(self.model_dump())
 
     def shards(self) -> Iterator[Shard]:
         """All shards, split by split."""
         for name, split in self.splits.items():
-            for number, first in enumerate(range(0, split.rows, self.rows_per_shard)):
-                yield Shard(name, number, first, min(split.rows, first + self.rows_per_shard))
+            for number, first in enumerate(range(0, split.sequences, self.sequences_per_shard)):
+                yield Shard(name, number, first, min(split.sequences, first + self.sequences_per_shard))
 
     def bytes(self) -> int:
-        """Bytes of all hidden states; headers and rows are a thousandth of that."""
-        aux = sum(split.rows * split.row_length for split in self.splits.values()) * len(self.layers)
-        last = sum(split.asked for split in self.splits.values())
+        """Bytes of all hidden states; headers and sequences are a thousandth of that."""
+        aux = sum(split.sequences * split.sequence_length for split in self.splits.values()) * len(self.layers)
+        last = sum(split.last_states for split in self.splits.values())
         return (aux + last) * bytes_per_vector(self.dtype, self.hidden_size)
+
+
+class Index(_Written):
+    """``index.json``: shards by split, None as long as the store is unfinished; errors of the dtype by tensor."""
+
+    version: Literal[3] = VERSION
+    fingerprint: str
+    contents: Contents
+    relative_error: dict[str, float]
+    shards: dict[str, list[str]] | None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Index":
+        """The fingerprint is that of the contents, and there is a name for every shard of them."""
+        if self.fingerprint != self.contents.fingerprint:
+            raise ValueError("the fingerprint is another one")
+        if self.shards is not None:
+            size = self.contents.sequences_per_shard
+            expected = {name: -(-split.sequences // size) for name, split in self.contents.splits.items()}
+            if {name: len(files) for name, files in self.shards.items()} != expected:
+                raise ValueError("the shards are not all listed")
+        return self
+
+    def text(self) -> str:
+        """As it is written."""
+        return json.dumps(self.model_dump(), indent=2) + "\n"
 
 
 def describe(
@@ -90,66 +126,77 @@ def describe(
     layers: Sequence[int],
     every_last: bool,
     dtype: str,
-    rows: Mapping[str, Rows],
+    data: Mapping[str, PackedData],
     settings: Mapping[str, Any],
     about: Mapping[str, Mapping[str, Any]],
     shard_bytes: int = 2**28,
 ) -> Contents:
-    """The contents of a store of ``rows`` by split, with ``settings`` and ``about`` (by split) JSON-able.
+    """The contents of a store of ``data`` by split, with ``settings`` and ``about`` (by split) JSON-able.
 
     Raises UserError for an unknown dtype or shards of no size.
     """
     if shard_bytes < 1:
         raise UserError(f"the size of a shard is {shard_bytes} bytes: expected a positive number")
-    row_length = max(split.row_length for split in rows.values())
-    row_bytes = row_length * (len(layers) + 1) * bytes_per_vector(dtype, target.hidden_size)
-    splits = {}
-    for name, split in rows.items():
-        found = survey(name, split, every_last)
-        splits[name] = SplitContents(len(split), split.row_length, found.asked, found.file, dict(about[name]))
+    find_dtype(dtype)
+    length = max(split.sequence_length for split in data.values())
+    sequence_bytes = length * (len(layers) + 1) * bytes_per_vector(dtype, target.hidden_size)
     return Contents(
-        asdict(target.identity),
-        tokenizer_hash(target.tokenizer),
-        list(layers),
-        target.hidden_size,
-        dtype,
-        every_last,
-        max(1, shard_bytes // row_bytes),
-        json.loads(json.dumps(settings)),
-        splits,
+        target=target.identity,
+        tokenizer=tokenizer_fingerprint(target.tokenizer),
+        layers=list(layers),
+        hidden_size=target.hidden_size,
+        dtype=dtype,  # type: ignore[arg-type]  # a name that find_dtype knows
+        every_last=every_last,
+        sequences_per_shard=max(1, shard_bytes // sequence_bytes),
+        settings=json.loads(json.dumps(settings)),
+        splits={name: _describe_split(name, split, every_last, about[name]) for name, split in data.items()},
     )
 
 
-def checksum(data: bytes) -> str:
-    """16 hexadecimal digits of SHA-256."""
-    return hashlib.sha256(data).hexdigest()[:16]
+def _describe_split(name: str, data: PackedData, every_last: bool, about: Mapping[str, Any]) -> SplitContents:
+    digest, last_states = hashlib.sha256(), 0
+    for part in sequence_bytes(data):
+        digest.update(part)
+    for batch in data.blocks():
+        last_states += int(stored_positions(batch, every_last).sum())
+    return SplitContents(
+        sequences=len(data),
+        sequence_length=data.sequence_length,
+        last_states=last_states,
+        file=f"{name}-sequences-{digest.hexdigest()[:16]}.npy",
+        about=dict(about),
+    )
 
 
-def tokenizer_hash(tokenizer: Any) -> str:
-    """A hash of vocabulary and chat template; empty without a tokenizer."""
-    if tokenizer is None:
-        return ""
-    decisive = [sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
-    return checksum(json.dumps(decisive).encode())
+def stored_positions(batch: Batch, every_last: bool) -> Tensor:
+    """Which positions' last hidden states are stored, ``[B, T]`` bool: all, or those before a token to be learned of
+    the same document, which is where targets teach and heads read."""
+    if every_last:
+        return torch.ones_like(batch.loss_mask)
+    documents = batch.document_ids
+    follows = batch.loss_mask[:, 1:] & (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
+    return torch.nn.functional.pad(follows, (0, 1))
 
 
-class Index(NamedTuple):
-    """``index.json``: shards by split, None as long as the store is unfinished; errors of the dtype by tensor."""
+def sequence_bytes(data: PackedData) -> Iterator[bytes]:
+    """The bytes of a split's ``.npy`` file, piece by piece: memory does not grow with them."""
+    header = BytesIO()
+    shape = (len(data), 3, data.sequence_length)
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i4", "fortran_order": False, "shape": shape})
+    yield header.getvalue()
+    for batch in data.blocks():
+        yield PackedTensor.of(batch).tensor.numpy().astype("<i4", copy=False).tobytes()
 
-    contents: Contents
-    shards: dict[str, list[str]] | None
-    relative_error: dict[str, float]
 
-    def text(self) -> str:
-        """As it is written."""
-        index = {
-            "version": VERSION,
-            "fingerprint": self.contents.fingerprint,
-            "contents": asdict(self.contents),
-            "relative_error": self.relative_error,
-            "shards": self.shards,
-        }
-        return json.dumps(index, indent=2) + "\n"
+def read_sequences(file: Path, split: SplitContents) -> PackedTensor:
+    """The sequences of a file, which stay on disk until they are taken. Raises UserError if they are others."""
+    try:
+        mapped = np.load(file, mmap_mode="c")  # privately writable, as torch asks for
+    except Exception as error:  # of the header's parser, of the system and of the mapping
+        raise UserError(f"{file} is damaged ({reason(error)}): expected it as written; restore it") from error
+    if getattr(mapped, "shape", None) != (split.sequences, 3, split.sequence_length) or mapped.dtype != np.int32:
+        raise UserError(f"{file} does not hold the sequences that {INDEX} lists: expected it as written; restore it")
+    return PackedTensor(torch.from_numpy(mapped))
 
 
 def read_index(path: Path) -> Index | None:
@@ -157,54 +204,13 @@ def read_index(path: Path) -> Index | None:
     file = path / INDEX
     if not file.is_file():
         return None
-    index = read_json(file)
     try:
-        fields = dict(index["contents"])
-        fields["splits"] = {name: SplitContents(**split) for name, split in fields["splits"].items()}
-        contents = Contents(**fields)
-        found = Index(contents, index["shards"], index["relative_error"])
-        whole = index["version"] == VERSION and index["fingerprint"] == contents.fingerprint and _is_sound(found)
-    except (TypeError, KeyError, AttributeError, ValueError, RecursionError):
-        whole = False
-    if not whole:
+        return Index.model_validate_json(file.read_bytes())
+    except (ValidationError, ValueError, OSError) as error:
         raise UserError(
-            f"{file} is damaged or of another version: expected an index of version {VERSION} as it was written; "
-            "restore it, or write the store anew"
-        )
-    return found
-
-
-def _is_sound(index: Index) -> bool:
-    """Whether all that is read of an index has the type and the range that it is written with."""
-    contents, shards = index.contents, index.shards
-    about = contents.target
-    texts = [contents.tokenizer, contents.dtype, *(about[key] for key in ("name", "config_hash", "weights_hash"))]
-    numbers = [contents.hidden_size, contents.rows_per_shard]
-    for split in contents.splits.values():
-        texts.append(split.file)
-        numbers += [split.rows, split.row_length]
-    return (
-        all(isinstance(text, str) for text in texts)
-        and all(type(number) is int and 1 <= number < 2**40 for number in numbers)
-        and all(type(split.asked) is int and isinstance(split.about, dict) for split in contents.splits.values())
-        and all(type(layer) is int for layer in contents.layers)
-        and isinstance(contents.layers, list)
-        and contents.dtype in DTYPES
-        and isinstance(contents.every_last, bool)
-        and isinstance(contents.settings, dict)
-        and isinstance(index.relative_error, dict)
-        and (shards is None or _are_sound(shards, contents))
-    )
-
-
-def _are_sound(shards: Any, contents: Contents) -> bool:
-    """Whether there is a name for every shard of the contents."""
-    return shards.keys() == contents.splits.keys() and all(
-        isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and len(names) == -(-contents.splits[split].rows // contents.rows_per_shard)
-        for split, names in shards.items()
-    )
+            f"{file} is damaged or of another version ({reason(error)}): expected an index of version {VERSION} as it "
+            "was written; restore it, or write the store again"
+        ) from error
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:

@@ -1,9 +1,8 @@
-"""Reading a store: rows in any order, memory-mapped, each shard's checksum verified when it is first touched.
+"""Reading a store: sequences in any order, memory-mapped, each shard's checksum verified when it is first touched.
 
 B = batch, T = tokens, a = layers, H = hidden size.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from specdraft.data.packing import HeldRows
-from specdraft.data.store.contents import INDEX, difference, read_index, tokenizer_hash
+from specdraft.data.packing import PackedTensor
+from specdraft.data.store.contents import INDEX, difference, read_index, read_sequences, stored_positions
 from specdraft.data.store.encoding import DTYPES, Encoded, decode
-from specdraft.data.store.rows import asked, read_rows
+from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.errors import UserError
 from specdraft.files import member
 from specdraft.targets import Features
 from specdraft.targets.batch import Batch
 from specdraft.tensors import read_tensors
+from specdraft.text import file_fingerprint
 
 if TYPE_CHECKING:
     from specdraft.targets import Target
@@ -33,7 +33,7 @@ _MAX_MAPPED = 1024  # shards; Linux allows a process some 65,000 mappings
 
 
 class Store:
-    """A complete store, checked when it is opened: its index, its rows, and that no shard is missing."""
+    """A complete store, checked when it is opened: its index, its sequences, and that no shard is missing."""
 
     def __init__(self, path: Path) -> None:
         """Raises UserError if there is no store, or an unfinished or damaged one, or shards are missing."""
@@ -45,19 +45,19 @@ class Store:
         self.path, self.contents, self.relative_error = path, index.contents, index.relative_error
         self.shards = index.shards
         present = {file.name for file in path.iterdir()}
-        rows = {name: split.file for name, split in self.contents.splits.items()}
-        absent = sorted({*rows.values(), *(name for names in self.shards.values() for name in names)} - present)
+        files = {name: split.file for name, split in self.contents.splits.items()}
+        absent = sorted({*files.values(), *(name for names in self.shards.values() for name in names)} - present)
         if absent:
             raise UserError(
                 f"the store {path} lacks {len(absent)} of its files, {absent[0]} among them: restore them, or run "
                 f"{_COMMAND} again, which writes what is missing"
             )
-        for file in rows.values():
+        for file in files.values():
             _verify(member(path, file))
-        self.rows = self._map_rows()
+        self.data = self._map_sequences()
         self._largest = 0  # id
-        # Where each row's last hidden states begin among those of its split, and where the last one's end.
-        self._begins = {split: self._look_at(split) for split in rows}
+        # Where each sequence's last hidden states begin among those of its split, and where the last one's end.
+        self._begins = {split: self._look_at(split) for split in files}
         self._mapped: dict[tuple[str, int], dict[str, Tensor]] = {}
         # Shared with the loader's workers, so that each shard is verified once and not once per worker.
         self._verified = {split: torch.zeros(len(names)).bool().share_memory_() for split, names in self.shards.items()}
@@ -66,12 +66,12 @@ class Store:
         """Raises UserError unless the store is of this target, its tokenizer and these settings of the data."""
         about, identity = self.contents.target, target.identity
         ours = (identity.config_hash, identity.weights_hash)
-        if (about["config_hash"], about["weights_hash"]) != ours:
+        if (about.config_hash, about.weights_hash) != ours:
             raise UserError(
-                f"the store {self.path} belongs to the target {about['name']!r}, whose configuration or weights are "
+                f"the store {self.path} belongs to the target {about.name!r}, whose configuration or weights are "
                 f"not those of {identity.name!r}: expected a store of this target; write one with {_COMMAND}"
             )
-        if self.contents.tokenizer != tokenizer_hash(target.tokenizer):
+        if self.contents.tokenizer != tokenizer_fingerprint(target.tokenizer):
             raise UserError(
                 f"the store {self.path} was written with another tokenizer or chat template than the target's: "
                 f"expected the same; write one with {_COMMAND}"
@@ -94,21 +94,23 @@ class Store:
         """What its batches say of their features."""
         return Origin(self.path, tuple(self.contents.layers), self.contents.every_last)
 
-    def read(self, split: str, rows: Sequence[int], dtype: torch.dtype) -> Features:
-        """The features of rows, ``[B, T, a*H]`` and ``[B, T, H]``.
+    def read(self, split: str, indices: Sequence[int], dtype: torch.dtype) -> Features:
+        """The features of the sequences at ``indices``, ``[B, T, a*H]`` and ``[B, T, H]``.
 
-        A last hidden state that was not stored is NaN, so that nothing can be learnt from it by mistake. Raises
+        A last hidden state that was not stored is NaN, so that nothing can be learned from it by mistake. Raises
         UserError for a damaged shard.
         """
-        every = self.contents.every_last
-        kept = [None] * len(rows) if every else asked(self.rows[split].__getitems__(rows), every_last=False)
-        found = [self._row(split, row, where, dtype) for row, where in zip(rows, kept, strict=True)]
-        return Features(torch.stack([row.aux for row in found]), torch.stack([row.last for row in found]))
+        kept: Sequence[Tensor | None] | Tensor = [None] * len(indices)
+        if not self.contents.every_last:
+            kept = stored_positions(self.data[split].__getitems__(indices), every_last=False)
+        found = [self._read_one(split, index, where, dtype) for index, where in zip(indices, kept, strict=True)]
+        return Features(torch.stack([one.aux for one in found]), torch.stack([one.last for one in found]))
 
-    def _row(self, split: str, row: int, kept: Tensor | None, dtype: torch.dtype) -> Features:
-        number, place = divmod(row, self.contents.rows_per_shard)
+    def _read_one(self, split: str, index: int, kept: Tensor | None, dtype: torch.dtype) -> Features:
+        number, place = divmod(index, self.contents.sequences_per_shard)
         shard = self._shard(split, number)
-        begin, end = (int(self._begins[split][each] - self._begins[split][row - place]) for each in (row, row + 1))
+        begins = self._begins[split]
+        begin, end = (int(begins[each] - begins[index - place]) for each in (index, index + 1))
         stored = _decoded(shard, "last", slice(begin, end), dtype)  # [m, H]
         last = stored
         if kept is not None:
@@ -136,11 +138,11 @@ class Store:
     def _check_shard(self, file: Path, tensors: dict[str, Tensor], split: str, number: int) -> None:
         """Raise UserError unless the tensors are those that the index announces."""
         contents, about = self.contents, self.contents.splits[split]
-        first = number * contents.rows_per_shard
-        stop = min(about.rows, first + contents.rows_per_shard)
+        first = number * contents.sequences_per_shard
+        stop = min(about.sequences, first + contents.sequences_per_shard)
         vectors: dict[str, tuple[int, ...]] = {"last": (int(self._begins[split][stop] - self._begins[split][first]),)}
         if contents.layers:
-            vectors["aux"] = (stop - first, about.row_length, len(contents.layers))
+            vectors["aux"] = (stop - first, about.sequence_length, len(contents.layers))
         codes = DTYPES[contents.dtype]
         expected = {name: (*shape, contents.hidden_size) for name, shape in vectors.items()}
         dtypes = dict.fromkeys(expected, codes)
@@ -150,28 +152,30 @@ class Store:
         if found != expected or any(tensors[name].dtype != dtypes.get(name, torch.float32) for name in expected):
             raise UserError(f"{file} does not hold what {INDEX} says: expected a store as it was written; restore it")
 
-    def _map_rows(self) -> dict[str, HeldRows]:
+    def _map_sequences(self) -> dict[str, PackedTensor]:
         splits = self.contents.splits.items()
-        return {name: read_rows(member(self.path, split.file), split.rows, split.row_length) for name, split in splits}
+        return {name: read_sequences(member(self.path, split.file), split) for name, split in splits}
 
     def _look_at(self, split: str) -> npt.NDArray[np.int64]:
-        """``[R + 1]`` sums of the rows' asked positions. Raises UserError if a row is none."""
+        """``[R + 1]`` sums of stored last states. Raises UserError for impossible positions or documents."""
         counts = [torch.zeros(1, dtype=torch.int64)]
-        for batch in self.rows[split].blocks():
+        for batch in self.data[split].blocks():
             if int(batch.position_ids.min()) < 0 or int(batch.document_ids.min()) < -1:
                 file = self.path / self.contents.splits[split].file
-                raise UserError(f"{file} holds what are no rows: expected a store as it was written; restore it")
+                raise UserError(
+                    f"{file} holds impossible positions or documents: expected a store as it was written; restore it"
+                )
             self._largest = max(self._largest, int(batch.input_ids.max()))
-            counts.append(asked(batch, self.contents.every_last).sum(1))
+            counts.append(stored_positions(batch, self.contents.every_last).sum(1))
         return torch.cat(counts).cumsum(0).numpy()
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker maps the files itself."""
-        return self.__dict__ | {"_mapped": {}, "rows": {}}
+        return self.__dict__ | {"_mapped": {}, "data": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self.rows = self._map_rows()
+        self.data = self._map_sequences()
 
 
 def _decoded(shard: dict[str, Tensor], name: str, place: int | slice, dtype: torch.dtype) -> Tensor:
@@ -181,17 +185,16 @@ def _decoded(shard: dict[str, Tensor], name: str, place: int | slice, dtype: tor
 
 def _verify(file: Path) -> None:
     """Raise UserError unless the file's checksum is the one in its name."""
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()[:16]
+    found = file_fingerprint(file)
     if not file.stem.endswith(f"-{found}"):
         raise UserError(
             f"{file} is damaged: its checksum is {found}, expected the one in its name; restore it, or delete it and "
-            f"run {_COMMAND} again, which writes it anew"
+            f"run {_COMMAND} again, which writes it again"
         )
 
 
 class Origin(NamedTuple):
-    """What a batch's features are: from which store, of which layers, and whether every last hidden state is there."""
+    """Where a batch's features come from, of which layers, and whether every last hidden state is there."""
 
     path: Path
     layers: tuple[int, ...]
@@ -210,7 +213,7 @@ class Origin(NamedTuple):
 
 @dataclass
 class StoredBatch(Batch):
-    """A batch that brings its features along; ``read`` are the ids that they belong to."""
+    """A batch with its stored features; ``read`` are the ids that they belong to."""
 
     origin: Origin
     read: Tensor  # [B, T] int64
@@ -237,24 +240,23 @@ class StoredBatch(Batch):
         return Features(self.aux.unflatten(-1, (len(stored), -1))[..., chosen, :].flatten(-2), self.last)
 
 
-class StoredRows(Dataset[Batch]):
-    """Packed rows with their features, taken several at a time. Rows behind the store's last are padding."""
+class StoredData(Dataset[Batch]):
+    """Packed sequences with their features, taken several at a time. Indices beyond the store's last give padding."""
 
     def __init__(self, store: Store, split: str, dtype: torch.dtype) -> None:
         """``dtype``: of the features, the target's own."""
         self.store, self.split, self.dtype = store, split, dtype
 
     def __len__(self) -> int:
-        """R."""
-        return len(self.store.rows[self.split])
+        return len(self.store.data[self.split])
 
     def __getitem__(self, index: int) -> StoredBatch:
-        """One row, as a batch of one."""
+        """One sequence, as a batch of one."""
         return self.__getitems__([index])
 
     def __getitems__(self, indices: Sequence[int]) -> StoredBatch:
-        """The rows at ``indices``."""
-        batch, origin = self.store.rows[self.split].__getitems__(indices), self.store.origin
-        # Nothing is learnt from padding, so that any row's features serve, and the last row is always there.
+        """The sequences at ``indices``."""
+        batch, origin = self.store.data[self.split].__getitems__(indices), self.store.origin
+        # Nothing is learned from padding, so that any features serve, and the last sequence is always there.
         aux, last = self.store.read(self.split, [min(index, len(self) - 1) for index in indices], self.dtype)
         return StoredBatch(**vars(batch), origin=origin, read=batch.input_ids, aux=aux, last=last)

@@ -12,15 +12,15 @@ from specdraft.targets import Capture, Features, Target
 class FeatureSource(Protocol):
     """A way to compute hidden states."""
 
-    def open(self, target: Target, layers: Sequence[int], row_length: int) -> AbstractContextManager[Capture]:
-        """What computes the features of packed rows of up to ``row_length`` tokens, for as long as the block lasts."""
+    def open(self, target: Target, layers: Sequence[int], sequence_length: int) -> AbstractContextManager[Capture]:
+        """Inside the block, compute the features of packed sequences of up to ``sequence_length`` tokens."""
 
 
 class InProcess(FeatureSource):
     """The target of this process: the default, and what the others are compared with."""
 
     @contextmanager
-    def open(self, target: Target, layers: Sequence[int], row_length: int) -> Iterator[Capture]:
+    def open(self, target: Target, layers: Sequence[int], sequence_length: int) -> Iterator[Capture]:
         """Nothing has to be opened."""
 
         def capture(input_ids: Tensor, position_ids: Tensor) -> Features:

@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from specdraft.targets import Capture, Target
 from specdraft.targets.loading import location
 from specdraft.targets.server import Server, extracted
 
-_CONNECTOR = Path(__file__).parent / "connector"
+_CONNECTOR = Path(__file__).parent / "vllm_connector.py"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,7 +50,7 @@ class VLLM(FeatureSource):
         self.concurrency, self.start_timeout = concurrency, start_timeout
 
     @contextmanager
-    def open(self, target: Target, layers: Sequence[int], row_length: int) -> Iterator[Capture]:
+    def open(self, target: Target, layers: Sequence[int], sequence_length: int) -> Iterator[Capture]:
         """Start vLLM and wait for it. Raises UserError, with the log to read, if it does not start."""
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise UserError(
@@ -62,22 +63,22 @@ class VLLM(FeatureSource):
         with tempfile.TemporaryDirectory(prefix="specdraft-", dir=self.directory) as folder:
             log = Path(folder).with_suffix(".log")
             command = [self.python, "-P", "-m", "vllm.entrypoints.openai.api_server"]
-            command += self.arguments(target, layers, row_length, folder)
+            command += self.arguments(target, layers, sequence_length, folder)
             command += ["--host=127.0.0.1", f"--port={port}"]
             with log.open("w") as output:
                 output.write(shlex.join(command) + "\n\n")
                 output.flush()
-                process = self._start(command, output.fileno())
+                process = self._start(command, output.fileno(), folder)
             try:
                 url = f"http://127.0.0.1:{port}"
                 self._wait(process, url, log)
-                with Server(url, concurrency=self.concurrency).open(target, layers, row_length) as capture:
+                with Server(url, concurrency=self.concurrency).open(target, layers, sequence_length) as capture:
                     yield capture
             finally:
                 _stop(process)
             log.unlink()
 
-    def arguments(self, target: Target, layers: Sequence[int], row_length: int, folder: str) -> list[str]:
+    def arguments(self, target: Target, layers: Sequence[int], sequence_length: int, folder: str) -> list[str]:
         """The server's options, so that it leaves the hidden states in ``folder``."""
         ids = {"eagle_aux_hidden_state_layer_ids": extracted(target, layers)}
         speculative = {
@@ -91,13 +92,13 @@ class VLLM(FeatureSource):
             "kv_connector_extra_config": {"shared_storage_path": folder},
         }
         if self.cpu:
-            connector["kv_connector_module_path"] = "vllm_on_cpu"
+            connector["kv_connector_module_path"] = _CONNECTOR.stem
         revision = target.identity.revision
         return [
             f"--model={location(target.identity.name)}",
             *([f"--revision={revision}"] if revision else []),
             f"--dtype={str(target.dtype).removeprefix('torch.')}",
-            f"--max-model-len={row_length + 1}",  # a token is sampled, and forgotten
+            f"--max-model-len={sequence_length + 1}",  # a token is sampled, and forgotten
             "--no-enable-prefix-caching",
             f"--speculative-config={json.dumps(speculative)}",
             f"--kv-transfer-config={json.dumps(connector)}",
@@ -105,11 +106,12 @@ class VLLM(FeatureSource):
             *self.options,
         ]
 
-    def _start(self, command: list[str], log: int) -> subprocess.Popen[bytes]:
-        # The sampled token's position may lie one behind the last that the target knows; it is never read.
+    def _start(self, command: list[str], log: int, folder: str) -> subprocess.Popen[bytes]:
+        # The sampled token's position may lie one after the last that the target knows; it is never read.
         given = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-        if self.cpu:
-            given["PYTHONPATH"] = str(_CONNECTOR)
+        if self.cpu:  # a copy, because the connector's own folder holds modules that vLLM is not to find
+            shutil.copy(_CONNECTOR, folder)
+            given["PYTHONPATH"] = folder
         environment = os.environ | given
         try:
             return subprocess.Popen(
@@ -137,7 +139,7 @@ class VLLM(FeatureSource):
 
 
 def _end_with_us() -> None:
-    """Whoever is killed leaves no engine behind."""
+    """The engine ends when this process is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

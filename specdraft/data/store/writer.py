@@ -1,9 +1,10 @@
-"""Writing a store: any number of processes, each its own shards, in any number of attempts.
+"""Writing a store: any number of processes share the shards, in any number of attempts.
 
-n = rows of a shard, T = tokens in a row, a = layers, H = hidden size, m = positions of a shard that are asked.
+n = sequences of a shard, T = tokens in a sequence, a = layers, H = hidden size, m = positions of a shard whose last
+hidden state is stored.
 
-What a shard holds depends on the contents and its number alone. A killed process leaves whole shards behind, the next
-attempt writes those that are missing, and whoever finds none missing completes the index: ranks never talk.
+A shard's bytes depend on the contents and its number alone. Each is written under a lock of its own, which the
+operating system releases when its holder dies: a killed process leaves whole shards, and others write the rest.
 """
 
 import json
@@ -12,7 +13,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,48 +22,44 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from specdraft.data.packing import Rows
+from specdraft.data.packing import PackedData
 from specdraft.data.store.contents import (
     INDEX,
-    ROWS_NAME,
-    SHARD_NAME,
     Contents,
     Index,
     Shard,
-    checksum,
     difference,
     read_index,
+    sequence_bytes,
+    stored_positions,
 )
 from specdraft.data.store.encoding import encode, squared_error
-from specdraft.data.store.rows import asked, row_bytes
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, exclusive, make_directory
 from specdraft.targets import Capture
+from specdraft.text import fingerprint, shorten
 
 
 class StoreWriter:
-    """Writes the shards of one rank: those whose number leaves ``rank`` when divided by ``world_size``."""
+    """Writes the shards that are missing and that no other process is writing."""
 
-    def __init__(
-        self, path: Path, contents: Contents, rows: Mapping[str, Rows], rank: int = 0, world_size: int = 1
-    ) -> None:
-        """Nothing is touched yet. ``rows`` by split are those that ``contents`` describe."""
-        self.path, self.contents, self.rows = path, contents, rows
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, path: Path, contents: Contents, data: Mapping[str, PackedData]) -> None:
+        """Nothing is touched yet. ``data`` by split is what ``contents`` describe."""
+        self.path, self.contents, self.data = path, contents, data
 
     def missing(self) -> list[Shard]:
-        """Shards that no rank has written yet. Raises UserError for a store of other contents, or a foreign shard."""
+        """Shards that are not written yet. Raises UserError for a store of other contents, or a foreign shard."""
         index = read_index(self.path)
         if index is not None:
-            changed = difference(asdict(self.contents), asdict(index.contents))
+            changed = difference(self.contents.model_dump(), index.contents.model_dump())
             if changed is not None:
                 key, ours, theirs = changed
                 raise UserError(
-                    f"the store {self.path} has {key}={_shown(theirs)}, and this would write {_shown(ours)}: "
+                    f"the store {self.path} has {key}={shorten(theirs)}, and this would write {shorten(ours)}: "
                     "choose another path, or the settings of that store"
                 )
         present = self._present()
-        return [shard for shard in self.contents.shards() if (shard.split, shard.number) not in present]
+        return [shard for shard in self.contents.shards() if shard not in present]
 
     def check_disk(self, max_bytes: int | None = None) -> None:
         """Raises UserError if the store would outgrow ``max_bytes``, or what is missing the disk."""
@@ -71,7 +67,7 @@ class StoreWriter:
         if max_bytes is not None and total > max_bytes:
             raise UserError(
                 f"the store takes {_size(total)}, the limit is {_size(max_bytes)}: "
-                "raise max_gb, choose dtype=float8 or store fewer rows (data.limit)"
+                "raise max_gb, choose dtype=float8 or store fewer sequences (data.limit)"
             )
         there = sum(file.stat().st_size for file in self._present().values())
         folder = next(place for place in (self.path, *self.path.absolute().parents) if place.is_dir())
@@ -79,47 +75,54 @@ class StoreWriter:
         if total - there > free:
             raise UserError(
                 f"the store needs {_size(total - there)} more, the disk of {folder} has {_size(free)} free: "
-                "choose another disk, dtype=float8 or fewer rows (data.limit)"
+                "choose another disk, dtype=float8 or fewer sequences (data.limit)"
             )
 
-    def write(self, capture: Capture, batch_size: int, show: bool = False) -> bool:
-        """Write what is missing of this rank's share, ``batch_size`` rows at a time; ``show`` a progress bar.
+    def write(self, capture: Capture, batch_size: int, show: bool = False) -> None:
+        """Write what is missing, ``batch_size`` sequences at a time; afterwards the store is complete.
 
-        Returns whether the store is complete. Raises UserError if another process writes this share, for a store of
-        other contents, for hidden states that are not finite, and for a disk that is full.
+        Raises UserError for a store of other contents, for hidden states that are not finite, and for a full disk.
         """
         make_directory(self.path)
-        with self._alone():
-            missing = self.missing()
-            self._begin()
-            share = [shard for shard in self.contents.shards() if self._mine(shard.number)]
-            todo = [shard for shard in missing if self._mine(shard.number)]
-            bar = tqdm(
-                total=sum(map(self._tokens, share)),
-                initial=sum(map(self._tokens, set(share) - set(todo))),
-                desc=f"hidden states to {self.path}",
-                unit=" tokens",
-                unit_scale=True,
-                dynamic_ncols=True,
-                disable=not show,
-            )
-            with bar, torch.inference_mode():
-                for shard in todo:
-                    name, data = self._encoded(shard, capture, batch_size, bar)
-                    self._save(name, [data])
-            return self._complete()
+        missing = self.missing()
+        self._begin()
+        bar = tqdm(
+            total=sum(map(self._tokens, self.contents.shards())),
+            initial=sum(map(self._tokens, set(self.contents.shards()) - set(missing))),
+            desc=f"hidden states to {self.path}",
+            unit=" tokens",
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=not show,
+        )
+        with bar, torch.inference_mode():
+            # First the shards that no other process is writing, then those that it has left or is finishing.
+            waiting = [shard for shard in missing if not self._write_alone(shard, capture, batch_size, bar, wait=False)]
+            for shard in waiting:
+                self._write_alone(shard, capture, batch_size, bar, wait=True)
+        self._complete()
 
     # --- a shard ----------------------------------------------------------------------------------------------------
 
-    def _encoded(self, shard: Shard, capture: Capture, batch_size: int, bar: tqdm) -> tuple[str, bytes]:
+    def _write_alone(self, shard: Shard, capture: Capture, batch_size: int, bar: tqdm, wait: bool) -> bool:
+        """Write the shard unless it is there; False if another process is at it and we do not ``wait``."""
+        prefix = _prefix(shard)
+        with self._exclusive(prefix, f".{prefix}-*.tmp", wait=wait) as held:
+            if held and not any(self.path.glob(f"{prefix}-*.safetensors")):
+                name, data = self._encoded(shard, capture, batch_size)
+                self._save(name, [data])
+            bar.update(self._tokens(shard) if held else 0)
+            return held
+
+    def _encoded(self, shard: Shard, capture: Capture, batch_size: int) -> tuple[str, bytes]:
         parts: dict[str, list[Tensor]] = {}
         errors = {"aux": (0.0, 0.0), "last": (0.0, 0.0)}
-        rows, layers = self.rows[shard.split], self.contents.layers
+        layers = self.contents.layers
         for first in range(shard.first, shard.stop, batch_size):
             here = range(first, min(shard.stop, first + batch_size))
-            batch = rows.__getitems__(here)
+            batch = self.data[shard.split].__getitems__(here)
             features = capture(batch.input_ids, batch.position_ids)
-            kept = asked(batch, self.contents.every_last).to(features.last.device)
+            kept = stored_positions(batch, self.contents.every_last).to(features.last.device)
             # [B, T, a*H] -> [B, T, a, H], so that every layer has a scale of its own; [B, T, H] -> [m, H]
             aux = features.aux.unflatten(-1, (len(layers), -1)) if layers else None
             for name, values in (("aux", aux), ("last", features.last[kept])):
@@ -129,7 +132,7 @@ class StoreWriter:
                 error = squared_error(values, encoded)
                 if not math.isfinite(sum(error)):
                     raise UserError(
-                        f"the target's hidden states are not finite in rows {first} to {here.stop - 1} of the "
+                        f"the target's hidden states are not finite in sequences {first} to {here.stop - 1} of the "
                         f"{shard.split} split, or do not fit {self.contents.dtype}: expected finite numbers; load the "
                         "target with target.dtype=bfloat16 or float32"
                     )
@@ -137,11 +140,61 @@ class StoreWriter:
                 parts.setdefault(name, []).append(encoded.codes.cpu())
                 if encoded.scale is not None:
                     parts.setdefault(f"{name}_scale", []).append(encoded.scale.cpu())
-            bar.update(batch.input_ids.numel())
         about = {"store": self.contents.fingerprint, "split": shard.split, "shard": shard.number, "errors": errors}
         # A single entry, because safetensors writes several in any order, and equal shards should be equal files.
         data = save({name: torch.cat(tensors) for name, tensors in parts.items()}, {"specdraft": json.dumps(about)})
-        return f"{shard.split}-{shard.number:05d}-{checksum(data)}.safetensors", data
+        return f"{_prefix(shard)}-{fingerprint(data)}.safetensors", data
+
+    def _present(self) -> dict[Shard, Path]:
+        """The shards that are there. Raises UserError if one is another store's."""
+        files = {file.stem.rpartition("-")[0]: file for file in sorted(self.path.glob("*.safetensors"))}
+        present = {shard: files[name] for shard in self.contents.shards() if (name := _prefix(shard)) in files}
+        for file in present.values():
+            if read_about(file)["store"] != self.contents.fingerprint:
+                raise UserError(f"{file} belongs to another store: expected shards of this one; take that file away")
+        return present
+
+    # --- the store --------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Write the index of an unfinished store, and the sequences."""
+        with self._exclusive(INDEX, f".{INDEX}.*.tmp", ".*-sequences-*.tmp", wait=True):
+            if read_index(self.path) is None:
+                self._write_index(None, {})
+            for name, split in self.contents.splits.items():
+                if not (self.path / split.file).exists():
+                    self._save(split.file, sequence_bytes(self.data[name]))
+
+    def _complete(self) -> None:
+        """Write the index of the finished store."""
+        shards: dict[str, list[str]] = {split: [] for split in self.contents.splits}
+        sums = {"aux": [0.0, 0.0], "last": [0.0, 0.0]}
+        for shard, file in self._present().items():
+            shards[shard.split].append(file.name)
+            for name, error in read_about(file)["errors"].items():
+                sums[name] = [total + value for total, value in zip(sums[name], error, strict=True)]
+        errors = {name: math.sqrt(error / square) for name, (error, square) in sums.items() if square}
+        with self._exclusive(INDEX, wait=True):
+            self._write_index(shards, errors)
+
+    def _write_index(self, shards: dict[str, list[str]] | None, relative_error: dict[str, float]) -> None:
+        contents = self.contents
+        index = Index(fingerprint=contents.fingerprint, contents=contents, relative_error=relative_error, shards=shards)
+        self._save(INDEX, [index.text().encode()])
+
+    @contextmanager
+    def _exclusive(self, name: str, *leftovers: str, wait: bool) -> Iterator[bool]:
+        """Hold the lock of that name; ``leftovers``: patterns of what a killed process has half written, which goes."""
+        lock = self.path / f".{name}.lock"
+        with exclusive(lock, wait) as held:
+            for pattern in leftovers if held else ():
+                for left in self.path.glob(pattern):
+                    left.unlink()
+            try:
+                yield held
+            finally:
+                if held:
+                    lock.unlink(missing_ok=True)
 
     def _save(self, name: str, data: Iterable[bytes]) -> None:
         try:
@@ -155,73 +208,12 @@ class StoreWriter:
                 "what is written stays"
             ) from error
 
-    # --- the store --------------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """The index of an unfinished store and the rows are of the first rank."""
-        for file in self.path.glob(".*.tmp"):  # left behind by a kill
-            shard, rows = SHARD_NAME.match(file.name[1:]), ROWS_NAME.match(file.name[1:])
-            if (shard and self._mine(int(shard[2]))) or (rows and self.rank == 0):
-                file.unlink(missing_ok=True)
-        if self.rank > 0:
-            return
-        if read_index(self.path) is None:
-            self._save(INDEX, [Index(self.contents, None, {}).text().encode()])
-        for name, split in self.contents.splits.items():
-            if not (self.path / split.file).exists():
-                self._save(split.file, row_bytes(self.rows[name]))
-
-    def _complete(self) -> bool:
-        rows = (self.path / split.file for split in self.contents.splits.values())
-        if self.missing() or not all(file.exists() for file in rows):
-            return False
-        present = self._present()
-        shards: dict[str, list[str]] = {split: [] for split in self.contents.splits}
-        sums = {"aux": [0.0, 0.0], "last": [0.0, 0.0]}
-        for shard in self.contents.shards():
-            file = present[shard.split, shard.number]
-            shards[shard.split].append(file.name)
-            for name, error in read_about(file)["errors"].items():
-                sums[name] = [total + value for total, value in zip(sums[name], error, strict=True)]
-        errors = {name: math.sqrt(error / square) for name, (error, square) in sums.items() if square}
-        self._save(INDEX, [Index(self.contents, shards, errors).text().encode()])
-        return True
-
-    def _present(self) -> dict[tuple[str, int], Path]:
-        """Whole shards by split and number. Raises UserError if one is another store's."""
-        present = {}
-        for file in sorted(self.path.glob("*.safetensors")):
-            name = SHARD_NAME.fullmatch(file.name)
-            if name is None:
-                continue
-            if read_about(file)["store"] != self.contents.fingerprint:
-                raise UserError(f"{file} belongs to another store: expected shards of this one; take that file away")
-            present[name[1], int(name[2])] = file
-        return present
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        lock = self.path / f".rank-{self.rank}.lock"
-        with exclusive(lock, wait=False) as held:
-            if not held:
-                raise UserError(
-                    f"another process writes the store {self.path} as rank {self.rank}: expected one process per rank; "
-                    "wait for it or stop it"
-                )
-            try:
-                yield
-            finally:
-                lock.unlink()
-
-    def _mine(self, number: int) -> bool:
-        return number % self.world_size == self.rank
-
     def _tokens(self, shard: Shard) -> int:
-        return (shard.stop - shard.first) * self.contents.splits[shard.split].row_length
+        return (shard.stop - shard.first) * self.contents.splits[shard.split].sequence_length
 
 
 def read_about(file: Path) -> dict[str, Any]:
-    """What a shard says of itself. Raises UserError if it is damaged or no shard."""
+    """A shard's description of itself. Raises UserError if it is damaged or no shard."""
     try:
         with safe_open(file, framework="pt") as opened:
             return json.loads(opened.metadata()["specdraft"])
@@ -231,10 +223,9 @@ def read_about(file: Path) -> dict[str, Any]:
         ) from error
 
 
+def _prefix(shard: Shard) -> str:
+    return f"{shard.split}-{shard.number:05d}"
+
+
 def _size(size: int) -> str:
     return f"{size / 1e9:,.3g} GB"
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

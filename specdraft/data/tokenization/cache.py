@@ -6,10 +6,9 @@ hash of all that decides the examples:
     tokens.bin    int32 [N], example after example; a token t to be learned is kept as ~t, which is negative
     lengths.npy   int32 [2, E], the tokens of each example and how many of them are to be learned
     counts.npy    int64 [V], how often each id is to be learned
-    index.json    checksums of the other files, what was counted on the way, and what was warned of
+    index.json    fingerprints of the other files, what was counted on the way, and what was warned of
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,17 +27,19 @@ from specdraft.data.tokenization.chat import Example
 from specdraft.data.tokenization.draft_vocabulary import count
 from specdraft.errors import UserError, warn
 from specdraft.files import atomic_directory, exclusive, read_json
+from specdraft.text import file_fingerprint, fingerprint
 
-_VERSION = 1
+_VERSION = 2
 _TOKENS, _LENGTHS, _COUNTS, _INDEX = "tokens.bin", "lengths.npy", "counts.npy", "index.json"
 Ints = npt.NDArray[np.int32]
 
 
 class Flat(NamedTuple):
-    """Some examples, one after the other: ``tokens`` as in the file, ``lengths`` of each."""
+    """Some examples, one after the other: ``tokens`` as in the file; of each its length and its tokens to learn."""
 
-    tokens: Ints
-    lengths: Ints
+    tokens: Ints  # [N]
+    lengths: Ints  # [E]
+    supervised: Ints  # [E]
 
 
 @dataclass
@@ -51,14 +52,12 @@ class Notes:
 
 @dataclass(frozen=True)
 class Examples:
-    """All examples of a split. ``counts [V]`` of ids to be learned; ``checksum`` is that of tokens and lengths."""
+    """All examples of a split. ``counts [V]`` of ids to be learned; ``fingerprint`` is that of tokens and lengths."""
 
-    tokens: Ints  # [N], memory-mapped
-    lengths: Ints  # [E]
-    supervised: Ints  # [E]
+    flat: Flat  # its tokens memory-mapped
     counts: Tensor
     notes: Notes
-    checksum: str
+    fingerprint: str
 
 
 def flatten(examples: Sequence[Example]) -> Flat:
@@ -66,7 +65,8 @@ def flatten(examples: Sequence[Example]) -> Flat:
     lengths = np.array([len(example.input_ids) for example in examples], dtype=np.int32)
     ids = np.fromiter(chain.from_iterable(example.input_ids for example in examples), np.int32)
     mask = np.fromiter(chain.from_iterable(example.loss_mask for example in examples), bool)
-    return Flat(np.where(mask, ~ids, ids), lengths)
+    supervised = np.array([sum(example.loss_mask) for example in examples], dtype=np.int32)
+    return Flat(np.where(mask, ~ids, ids), lengths, supervised)
 
 
 def in_chunks(examples: Iterable[Example], size: int = 256) -> Iterator[Flat]:
@@ -75,25 +75,20 @@ def in_chunks(examples: Iterable[Example], size: int = 256) -> Iterator[Flat]:
     return map(flatten, iter(lambda: list(islice(rest, size)), []))
 
 
-def supervised(flat: Flat) -> Ints:
-    """How many tokens of each example are to be learned."""
-    before = np.concatenate([[0], np.cumsum(flat.tokens < 0)])
-    ends = np.cumsum(flat.lengths, dtype=np.int64)
-    return (before[ends] - before[ends - flat.lengths]).astype(np.int32)
+def cached_examples(
+    folder: Path, key_fields: Any, vocab_size: int, make: Callable[[Notes], Iterator[Flat]]
+) -> Examples:
+    """The examples that ``make`` gives, from ``folder`` if they are there: ``key_fields`` (JSON-able) decide them.
 
-
-def prepared(folder: Path, decisive: Any, vocab_size: int, make: Callable[[Notes], Iterator[Flat]]) -> Examples:
-    """The examples that ``make`` gives, from ``folder`` if they are there: ``decisive`` (JSON-able) decides them.
-
-    Of several processes one makes them and the others wait. Damaged files are made anew. Raises UserError for ids that
-    the vocabulary has not, or if they cannot be written.
+    Of several processes one makes them and the others wait. Damaged files are made again. Raises UserError for ids
+    beyond the vocabulary, or if they cannot be written.
     """
-    key = hashlib.sha256(json.dumps([_VERSION, vocab_size, decisive], sort_keys=True).encode()).hexdigest()[:24]
+    key = fingerprint([_VERSION, vocab_size, key_fields], 24)
     place = folder / key
     with exclusive(folder / f"{key}.lock"):
         found = _read(place)
         if found is None:
-            for left in folder.glob(f".{key}.*.tmp"):  # left behind by a kill
+            for left in folder.glob(f".{key}.*.tmp"):  # of a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             with atomic_directory(place) as temporary:
                 _write(temporary, vocab_size, make)
@@ -106,21 +101,20 @@ def prepared(folder: Path, decisive: Any, vocab_size: int, make: Callable[[Notes
 
 def _write(folder: Path, vocab_size: int, make: Callable[[Notes], Iterator[Flat]]) -> None:
     notes = Notes()
-    lengths, learned = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+    lengths = [np.empty((2, 0), np.int32)]
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     chunks = make(notes)
     try:
         with (folder / _TOKENS).open("wb") as file:
             for flat in chunks:
                 file.write(flat.tokens.astype("<i4").tobytes())
-                lengths.append(flat.lengths)
-                learned.append(supervised(flat))
+                lengths.append(np.stack([flat.lengths, flat.supervised]))
                 counts += count(torch.from_numpy(~flat.tokens[flat.tokens < 0]), vocab_size)
             file.flush()
             os.fsync(file.fileno())
-        np.save(folder / _LENGTHS, np.stack([np.concatenate(lengths), np.concatenate(learned)]))
+        np.save(folder / _LENGTHS, np.concatenate(lengths, axis=1))
         np.save(folder / _COUNTS, counts.numpy())
-        files = {name: _checksum(folder / name) for name in (_TOKENS, _LENGTHS, _COUNTS)}
+        files = {name: file_fingerprint(folder / name) for name in (_TOKENS, _LENGTHS, _COUNTS)}
         index = {"files": files, "counts": notes.counts, "warnings": notes.warnings}
         (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -133,27 +127,22 @@ def _write(folder: Path, vocab_size: int, make: Callable[[Notes], Iterator[Flat]
 
 
 def _read(folder: Path) -> Examples | None:
-    """What is at ``folder``, None if there is nothing, or nothing whole."""
+    """What is at ``folder``, None if there is nothing, or something damaged."""
     if not folder.exists():
         return None
     damaged = folder / _INDEX
     try:
         index = read_json(damaged)
         notes = Notes(index["counts"], index["warnings"])
-        for name, checksum in index["files"].items():
+        for name, expected in index["files"].items():
             damaged = folder / name
-            if _checksum(damaged) != checksum:
+            if file_fingerprint(damaged) != expected:
                 raise ValueError
     except (UserError, OSError, KeyError, TypeError, AttributeError, ValueError):
-        warn(f"the prepared examples {damaged} are damaged and are made anew")
+        warn(f"the prepared examples {damaged} are damaged and are made again")
         return None
-    lengths, learned = np.load(folder / _LENGTHS)
     tokens = folder / _TOKENS
     mapped = np.memmap(tokens, "<i4", "r") if tokens.stat().st_size else np.empty(0, np.int32)
-    checksum = "/".join(index["files"][name] for name in (_TOKENS, _LENGTHS))
-    return Examples(mapped, lengths, learned, torch.from_numpy(np.load(folder / _COUNTS)), notes, checksum)
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]
+    flat = Flat(mapped, *np.load(folder / _LENGTHS))
+    counts = torch.from_numpy(np.load(folder / _COUNTS))
+    return Examples(flat, counts, notes, fingerprint([index["files"][name] for name in (_TOKENS, _LENGTHS)]))

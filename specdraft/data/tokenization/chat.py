@@ -2,7 +2,7 @@
 
 Two ways in. A response that the target generated is a list of token ids and stays one: decoding and tokenizing it
 again would give other tokens than the ones that were sampled. A conversation in words is rendered by the template, and
-``spans.py`` or the template's own marks say which tokens are the assistant's.
+``assistant_mask.py`` or the template's own marks say which tokens are the assistant's.
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from specdraft.data.sources.base import Conversation, Message
 from specdraft.data.tokenization.assistant_mask import assistant_mask
 from specdraft.errors import UserError
+from specdraft.text import fingerprint, reason
 
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # A document's beginning that the target is to continue: at most so many tokens, and at most half of it.
@@ -38,6 +39,13 @@ def check_tokenizer(tokenizer: Any) -> None:
             "the target's tokenizer has no chat template: use an instruction-tuned target, "
             "or add a chat_template.jinja to its directory"
         )
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """A hash of vocabulary and chat template; empty without a tokenizer."""
+    if tokenizer is None:
+        return ""
+    return fingerprint([sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)])
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -80,7 +88,7 @@ def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Coll
     """A conversation as it was written, all its assistant's turns supervised; of a document, all but its first token.
 
     ``end_ids`` are the marks at which the target stops. Raises UserError, with the conversation's id, if it has no
-    answer, if the template refuses it, or if its assistant's tokens cannot be told for certain.
+    answer, if the template refuses it, or if the assistant's tokens cannot be located for certain.
     """
     if conversation.response is None:
         raise UserError(
@@ -136,6 +144,6 @@ def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping
     except Exception as error:  # templates raise what they like, mostly jinja2's errors
         roles = ", ".join(message["role"] for message in messages)
         raise RefusedError(
-            f"the target's chat template cannot render the roles {roles} ({' '.join(str(error).split())}): "
+            f"the target's chat template cannot render the roles {roles} ({reason(error)}): "
             "expected conversations that this template accepts"
         ) from error

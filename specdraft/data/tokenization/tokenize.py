@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import Any, NamedTuple
 
-from specdraft.data.sources.base import Conversation, named
+from specdraft.data.sources.base import Conversation, list_ids
 from specdraft.data.tokenization.cache import Flat, Notes, flatten
 from specdraft.data.tokenization.chat import Example, example_from_words
 from specdraft.errors import UserError
@@ -74,7 +74,7 @@ def accepted(chunks: Iterable[Tokenized], max_malformed: int, where: str, notes:
     reason = refused[0][1]
     if not good:
         raise UserError(reason)
-    names = named([name for name, _ in refused])
+    names = list_ids([name for name, _ in refused])
     if len(refused) > max_malformed:
         raise UserError(
             f"{len(refused)} of the first {good + len(refused)} {where} have no safe loss mask ({names}), and "

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specdraft.data.sources.base import PythonStdlib
 from specdraft.data.sources.prompts import encode
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree, tree_from_accuracies

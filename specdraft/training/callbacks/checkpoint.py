@@ -3,70 +3,26 @@
 Everything is saved at the end of a step, never inside one: a Ctrl-C only asks, and the step that is under way ends.
 """
 
-import signal
-import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from specdraft.data.datamodule import DataModule
 from specdraft.errors import UserError
 from specdraft.files import atomic_file
+from specdraft.training.activity import SAVING
+from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+from specdraft.training.callbacks.stop_signal import Interrupted, StopSignal
 from specdraft.training.checkpoints.file import CheckpointFile
 from specdraft.training.checkpoints.resume import LAST, by_step, step_name
 
-_SECOND: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-
-
-class Interrupted(Exception):
-    """Training was asked to stop; ``checkpoint`` is where it can be resumed from."""
-
-    def __init__(self, checkpoint: Path, step: int) -> None:
-        super().__init__(f"stopped after step {step}; {checkpoint} resumes it")
-        self.checkpoint = checkpoint
-        self.step = step
-
-
-class StopSignal(Callback):
-    """Turns the first SIGINT or SIGTERM into a request; a second one interrupts at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: dict[int, Any] = {}
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the handlers that others have installed."""
-        self._previous = {number: signal.getsignal(number) for number in _SECOND}
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install ours, which Python allows in the main thread only.
-
-        Not before: Lightning's own for SIGTERM, installed meanwhile, starts a collective that other ranks are not in.
-        """
-        if threading.current_thread() is threading.main_thread():
-            for number in _SECOND:
-                signal.signal(number, self._request)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the handlers back."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
-
-    def _request(self, number: int, frame: Any) -> None:
-        self.requested = True
-        signal.signal(number, _SECOND[number])
-
-    def agreed(self, trainer: Trainer) -> bool:
-        """Whether any rank was asked to stop. Every rank must call it."""
-        if trainer.world_size == 1:
-            return self.requested
-        return trainer.strategy.reduce_boolean_decision(self.requested, all=False)
+if TYPE_CHECKING:
+    from specdraft.training.module import DrafterModule
 
 
 class RunCheckpoint(ModelCheckpoint):
@@ -78,19 +34,8 @@ class RunCheckpoint(ModelCheckpoint):
     Files may be written while training goes on. They are waited for before the next one, and before training ends.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        live: LiveAcceptance,
-        stop: StopSignal,
-        every_n_steps: int,
-        keep: int,
-        asynchronous: bool = False,
-    ) -> None:
-        """Save the last state every ``every_n_steps`` steps and after every measurement of ``live``.
-
-        ``asynchronous``: from a copy, in a thread.
-        """
+    def __init__(self, directory: str | Path, every_n_steps: int, keep: int, asynchronous: bool = False) -> None:
+        """Save the last state every ``every_n_steps`` steps; ``asynchronous``: from a copy, in a thread."""
         super().__init__(
             dirpath=directory,
             filename="best",
@@ -100,9 +45,9 @@ class RunCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             enable_version_counter=False,
         )
-        self.directory = directory
-        self.live = live
-        self.stop = stop
+        self.directory = Path(directory)
+        self.live: LiveAcceptance | None = None
+        self.stop: StopSignal | None = None
         self.interval = every_n_steps
         self.keep = keep
         self.file = CheckpointFile()
@@ -113,6 +58,7 @@ class RunCheckpoint(ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Every strategy writes the same file; what a kill left half written goes."""
         super().setup(trainer, pl_module, stage)
+        self.live, self.stop = find_callback(trainer, LiveAcceptance), find_callback(trainer, StopSignal)
         trainer.strategy.checkpoint_io = self.background or self.file
         if trainer.is_global_zero:
             for half in self.directory.glob(".*.ckpt.*.tmp"):
@@ -127,7 +73,7 @@ class RunCheckpoint(ModelCheckpoint):
         """A resumed run has saved its first state."""
         super().on_train_start(trainer, pl_module)
         self._step = trainer.global_step
-        if self.live.best is None:  # nor is a state of the resumed run a rival
+        if self.live is None or self.live.best is None:  # nor is a state of the resumed run a rival
             self.best_k_models.clear()
             self.best_model_score, self.kth_value = None, torch.tensor(-torch.inf)
             self.best_model_path = self.kth_best_model_path = ""
@@ -141,17 +87,17 @@ class RunCheckpoint(ModelCheckpoint):
         if step == self._step:
             return
         self._step = step
-        stopping = self.stop.agreed(trainer)
-        measured = self.live.measured_step == step
-        best = measured and self.live.best_step == step
+        stopping = self.stop is not None and self.stop.agreed(trainer)
+        measured = self.live is not None and self.live.measured_step == step
         ending = stopping or step >= trainer.max_steps
-        if best or measured or ending or (self.interval > 0 and step % self.interval == 0):
-            self._settle(trainer)
-            if best:
-                self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-            self._save_last(trainer)
-            if ending or self.background is None:
+        if measured or ending or (self.interval > 0 and step % self.interval == 0):
+            with cast("DrafterModule", pl_module).activity.during(SAVING):
                 self._settle(trainer)
+                if self.live is not None and measured and self.live.best_step == step:
+                    self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+                self._save_last(trainer)
+                if ending or self.background is None:
+                    self._settle(trainer)
         if stopping:
             pl_module.on_train_batch_end(*args, **kwargs)  # it would come after us, and logs this step
             raise Interrupted(self.directory / LAST, step)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from specdraft.data.datamodule import DataModule
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling
@@ -26,8 +27,9 @@ from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import read_config, save_drafter
 from specdraft.errors import UserError
 from specdraft.evaluation.speedup.model import cost_ratio, predicted_speedup
-from specdraft.training.callbacks.samples import log_samples
-from specdraft.training.checkpoints.full_precision import full_precision_drafter
+from specdraft.training.callbacks import find_callback
+from specdraft.training.callbacks.stop_signal import StopSignal
+from specdraft.training.checkpoints.consolidated import full_precision_drafter
 
 if TYPE_CHECKING:
     from specdraft.decoding.decoder import Generation
@@ -85,32 +87,36 @@ class LiveAcceptance(Callback):
 
     def __init__(
         self,
-        prompts: Sequence[Sequence[int]],
-        directory: Path,
+        prompts: int | Sequence[Sequence[int]],
+        directory: str | Path,
         every_n_steps: int = 100,
         num_draft_tokens: int = 5,
         sampling: Sampling | None = None,
         max_new_tokens: int = 64,
-        extra: dict[str, Any] | None = None,
-        stop: Callable[[], bool] = lambda: False,
-        categories: Sequence[str] | None = None,
     ) -> None:
-        """Decode ``prompts`` (token ids), unless ``stop()``; ``extra`` goes into the saved head's config.
-
-        ``categories`` has a name for each prompt, by which acceptance is counted as well.
-        """
-        self.prompts = prompts
-        self.categories = categories or [""] * len(prompts)
-        self.directory = directory
+        """Decode ``prompts``: token ids, or how many validation prompts of the data."""
+        self.prompts: Sequence[Sequence[int]] = () if isinstance(prompts, int) else prompts
+        self.num_prompts = prompts if isinstance(prompts, int) else None
+        self.categories = [""] * len(self.prompts)  # of each prompt; acceptance is counted by them as well
+        self.directory = Path(directory)
         self.every_n_steps = every_n_steps
         self.num_draft_tokens = num_draft_tokens
         self.sampling = sampling or Sampling()
         self.max_new_tokens = max_new_tokens
-        self.extra = extra or {}
         self.best: float | None = None
         self.best_step = 0
         self.measured_step: int | None = None
-        self.stop = stop
+        self.samples: list[tuple[str, Trace, int]] = []  # categories, traces and lengths of the last measurement
+        self.counts = AcceptanceCounts(num_draft_tokens)  # of the last measurement
+        self._stop: StopSignal | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the prompts from the data. Raises UserError where none leaves room for an answer."""
+        self._stop = find_callback(trainer, StopSignal)
+        if self.num_prompts is not None:
+            data: DataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector
+            found = data.evaluation_prompts("validation", self.num_prompts, self.max_new_tokens)
+            self.categories, self.prompts = [category for category, _ in found], [ids for _, ids in found]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -121,12 +127,13 @@ class LiveAcceptance(Callback):
         due = self.every_n_steps > 0 and step % self.every_n_steps == 0
         if step and step != self.measured_step and (due or step >= trainer.max_steps):
             module.stopwatch.pause()
-            self.measure(trainer, module)
+            with module.activity.during("a live measurement"):
+                self.measure(trainer, module)
             module.stopwatch.start()
 
     def measure(self, trainer: Trainer, module: "DrafterModule") -> None:
         """Decode, log, and save the head if it is the best so far."""
-        drafter = full_precision_drafter(trainer, module)
+        drafter = full_precision_drafter(trainer.strategy, module.drafter, module.target)
         start = time.perf_counter()
         measured = self._decode(trainer, module, drafter)
         if measured is None:
@@ -145,13 +152,13 @@ class LiveAcceptance(Callback):
             for category, own in measured.by_category.items():
                 values[f"acceptance_length_by_category/{category}"] = _length(own)
         module.publish({name: value for name, value in values.items() if not math.isnan(value)})
-        log_samples(trainer.loggers, step, counts, measured.samples, module.target.tokenizer)
+        self.counts, self.samples = counts, measured.samples
         if self.best is None or length > self.best:
             self.best, self.best_step = length, step
             if trainer.is_global_zero:
-                training = {"step": step, "live_acceptance_length": self.best} | self.extra.get("training", {})
+                training = {"step": step, "live_acceptance_length": self.best} | module.about.get("training", {})
                 training["live_drafting"] = "greedy" if self.sampling.greedy else "sampled"
-                save_drafter(drafter, self.directory, module.target.identity, self.extra | {"training": training})
+                save_drafter(drafter, self.directory, module.target.identity, module.about | {"training": training})
 
     def _decode(self, trainer: Trainer, module: "DrafterModule", drafter: Drafter) -> Measurement | None:
         names = sorted(set(self.categories))
@@ -166,7 +173,7 @@ class LiveAcceptance(Callback):
             together = module.target.engine is not None
             mine = (0, 1) if together else (trainer.global_rank, trainer.world_size)
             for index in range(mine[0], len(self.prompts), mine[1]):
-                if self._stopping(trainer) if together else self.stop():
+                if self._stopping(trainer) if together else self._stop_requested():
                     break
                 decoder.trace = trainer.is_global_zero and len(measured.samples) < _SAMPLES
                 generation = decoder.generate(self.prompts[index], self.max_new_tokens, seed=index)
@@ -178,7 +185,7 @@ class LiveAcceptance(Callback):
                     measured.steps = len(alone.tokens) - 1  # a step emits one token, the prompt's pass the first
                     measured.step_seconds = alone.decode_seconds
         drafter.train(training)
-        stopped = self.stop()
+        stopped = self._stop_requested()
         if trainer.world_size > 1:
             stopped = self._stopping(trainer)
             if not together:
@@ -188,9 +195,12 @@ class LiveAcceptance(Callback):
                 measured.by_category = dict(zip(names, rest, strict=True))
         return None if stopped else measured
 
+    def _stop_requested(self) -> bool:
+        return self._stop is not None and self._stop.requested
+
     def _stopping(self, trainer: Trainer) -> bool:
         """Whether any rank is to stop. Every rank must call it."""
-        return not trainer.strategy.reduce_boolean_decision(not self.stop(), all=True)
+        return not trainer.strategy.reduce_boolean_decision(not self._stop_requested(), all=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know: the best head and where it was."""
@@ -207,14 +217,14 @@ class LiveAcceptance(Callback):
         A length that was measured otherwise is no rival of those to come, nor is one whose head is not there.
         """
         if state_dict.get("measures") != self._measures():
-            self._begin_anew("was measured with other prompts or settings of decoding")
+            self._begin_again("was measured with other prompts or settings of decoding")
         elif state_dict["best"] is not None and not self._holds(state_dict["best"], state_dict["best_step"]):
-            self._begin_anew("is not beside the checkpoint")
+            self._begin_again("is not beside the checkpoint")
         else:
             self.best, self.best_step = state_dict["best"], state_dict["best_step"]
             self.measured_step = state_dict["measured_step"]
 
-    def _begin_anew(self, reason: str) -> None:
+    def _begin_again(self, reason: str) -> None:
         rank_zero_warn(f"the best head of the resumed run {reason}: the best from here on is kept")
 
     def _measures(self) -> dict[str, Any]:
@@ -230,6 +240,12 @@ class LiveAcceptance(Callback):
         except (UserError, KeyError, TypeError):
             return False
         return bool(training.get("step") == step and training.get("live_acceptance_length") == length)
+
+
+def first_sampling(temperature: float | Sequence[float], top_k: int, top_p: float) -> Sampling:
+    """At the first of the temperatures that the evaluation decodes at."""
+    first = temperature if isinstance(temperature, int | float) else temperature[0]
+    return Sampling(float(first), top_k, top_p)
 
 
 def _length(counts: AcceptanceCounts) -> float:

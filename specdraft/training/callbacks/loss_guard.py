@@ -93,7 +93,7 @@ class LossGuard(Callback):
         fields = ("input_ids", "position_ids", "document_ids", "loss_mask")
         tensors = {name: torch.cat([getattr(batch, name).cpu() for _, batch, _ in batches]) for name in fields}
         tensors["losses"] = torch.stack([loss for _, _, loss in batches]).cpu()
-        rows = getattr(trainer.datamodule, "step_row_numbers", None)  # type: ignore[attr-defined]
+        rows = getattr(trainer.datamodule, "step_indices", None)  # type: ignore[attr-defined]
         if rows is not None:
             tensors["rows"] = torch.tensor(rows(batches[0][0]))
         rank, step = trainer.global_rank, trainer.global_step

@@ -1,41 +1,50 @@
 """What only W&B can show: decoded answers with every token colored by its status, and acceptance as a table."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from lightning.pytorch.loggers import Logger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
 
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.trace import Trace, segments
 from specdraft.evaluation.report.token_view import page
+from specdraft.training.callbacks import find_callback
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance
+
+if TYPE_CHECKING:
+    from specdraft.training.module import DrafterModule
 
 
-@rank_zero_only
-def log_samples(
-    loggers: Iterable[Logger],
-    step: int,
-    counts: AcceptanceCounts,
-    samples: Sequence[tuple[str, Trace, int]],
-    tokenizer: Any,
-) -> None:
-    """Send the tables ``samples`` and ``conditional_acceptance`` of a live measurement to W&B, if that is a logger.
+class SampleTables(Callback):
+    """Sends the tables ``samples`` and ``conditional_acceptance`` of each live measurement to W&B, if that is a logger.
 
-    ``samples`` holds categories, traces and how many tokens the answers have; without a tokenizer tokens are shown as
-    numbers.
+    Without a tokenizer tokens are shown as numbers.
     """
-    for logger in loggers:
-        if not isinstance(logger, WandbLogger):
-            continue
-        import wandb
 
-        rows = [[step, *_sample_row(*sample, tokenizer)] for sample in samples]
-        for row in rows:
-            row[3] = wandb.Html(row[3], inject=False, data_is_not_path=True)
-        columns = ["step", "category", "prompt", "answer", "acceptance_length"]
-        logger.log_table("samples", columns, rows, step=step)
-        columns = ["step", "position", "reached", "accepted", "conditional_acceptance_rate", "survival"]
-        logger.log_table("conditional_acceptance", columns, _position_rows(step, counts), step=step)
+    def __init__(self) -> None:
+        self._shown: int | None = None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
+        """Show the measurement that has just been made."""
+        live = find_callback(trainer, LiveAcceptance)
+        step = trainer.global_step
+        if live is None or live.measured_step != step or self._shown == step or not trainer.is_global_zero:
+            return
+        self._shown = step
+        tokenizer = cast("DrafterModule", pl_module).target.tokenizer
+        for logger in trainer.loggers:
+            if not isinstance(logger, WandbLogger):
+                continue
+            import wandb
+
+            rows = [[step, *_sample_row(*sample, tokenizer)] for sample in live.samples]
+            for row in rows:
+                row[3] = wandb.Html(row[3], inject=False, data_is_not_path=True)
+            columns = ["step", "category", "prompt", "answer", "acceptance_length"]
+            logger.log_table("samples", columns, rows, step=step)
+            columns = ["step", "position", "reached", "accepted", "conditional_acceptance_rate", "survival"]
+            logger.log_table("conditional_acceptance", columns, _position_rows(step, live.counts), step=step)
 
 
 def _sample_row(category: str, trace: Trace, length: int, tokenizer: Any) -> list[Any]:

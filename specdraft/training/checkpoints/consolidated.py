@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from torch import Tensor, nn
 
+from specdraft.drafters.base import Drafter
+from specdraft.targets import Target
 from specdraft.targets.sharded import gathered
 
 
@@ -26,6 +29,17 @@ def full_state(module: nn.Module) -> dict[str, Tensor]:
             with gathered([value]):  # ZeRO-3 cuts the frozen ones too, under a LoRA
                 state[name] = value.detach().cpu().clone()
     return state
+
+
+@torch.no_grad()
+def full_precision_drafter(strategy: Strategy, drafter: Drafter, target: Target) -> Drafter:
+    """The drafter to decode with and to save, in fp32: the trained one, under DeepSpeed a whole copy of its masters."""
+    if not isinstance(strategy, DeepSpeedStrategy):
+        return drafter.served()
+    copy = type(drafter)(**drafter.config())
+    copy.load_state_dict(full_state(drafter))
+    copy.bind(target)
+    return copy.to(strategy.root_device).served()
 
 
 @torch.no_grad()

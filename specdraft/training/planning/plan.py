@@ -13,10 +13,10 @@ from transformers import PreTrainedConfig
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.targets.target import PLACEMENTS
+from specdraft.training.devices import uses_gpus, world_size
 from specdraft.training.planning import costs
 from specdraft.training.planning.gpus import PER_NODE, find_gpu
 from specdraft.training.planning.meta_target import MetaTarget, bytes_per_parameter, shape_config, target_config
-from specdraft.training.strategies import uses_gpus, world_size
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     devices, placement = _devices(config), OmegaConf.select(config, "target.placement", default="replicated")
     if placement not in PLACEMENTS:
         raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
-    gpus = planning.gpus is not None or uses_gpus(config.trainer.accelerator)
+    gpus = planning.gpus is not None or _asks_for_gpus(config) or uses_gpus(config.trainer.accelerator)
     mixed = gpus if config.trainer.precision == "auto" else "32" not in str(config.trainer.precision)
     element = 2 if mixed else 4
     tokens = rows * length
@@ -135,6 +135,9 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     stage = _stage(config, devices, gpus)
     state = costs.state_bytes(trainable, stage, devices, mixed)
     passing = (4 * target.hidden_size + 3 * target.config.intermediate_size) * tokens * target_element
+    if config.target.attn_implementation == "eager" or not type(target.model)._supports_sdpa:
+        # Scores, their mask added, shifted by the maximum, and their softmax.
+        passing += 4 * target.config.num_attention_heads * length * tokens * target_element
     features = (len(drafter.layers) + 1) * target.hidden_size
     loss = costs.loss_bytes(drafter, tokens, target.vocab_size, vocabulary or target.vocab_size)
     forward, backward = drafter.training_flops(length)
@@ -195,8 +198,16 @@ def find_architecture(config: DictConfig) -> tuple[PreTrainedConfig, str]:
         return shape_config(published), "published shape, as no configuration is in reach"
 
 
+def _asks_for_gpus(config: DictConfig) -> bool:
+    return config.trainer.accelerator in ("gpu", "cuda")
+
+
 def _devices(config: DictConfig) -> int:
+    """How many take part; a machine without GPUs plans for nodes full of them where GPUs are asked for."""
     planned = config.planning.gpus
+    if planned is None and _asks_for_gpus(config) and not torch.cuda.is_available():
+        counted = PER_NODE if str(config.trainer.devices) == "auto" else config.trainer.devices
+        return world_size({**config.trainer, "devices": counted})
     if planned is None:
         return world_size(config.trainer)
     if type(planned) is not int or planned < 1:

@@ -2,13 +2,14 @@
 
 import copy
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdraft.data.regeneration import RegenerationSettings
-from specdraft.data.regeneration.dialogue import Dialogue, Record, answered_messages
+from specdraft.data.regeneration.dialogue import Dialogue, Outcome, answered_messages
 from specdraft.data.sources.base import Conversation
 from specdraft.data.tokenization.chat import opening_ids, prompt_ids
 from specdraft.targets import Target
@@ -24,35 +25,37 @@ def encode(target: Target, words: str, ended: bool = True) -> list[int]:
     return [*ids, target.tokenizer.eos_token_id] if ended else ids
 
 
-def played(target: Target, conversation: Conversation, answers: list[list[int]], room: int = 256) -> tuple[Any, Record]:
+def played(
+    target: Target, conversation: Conversation, answers: list[list[int]], room: int = 256
+) -> tuple[Any, Outcome]:
     dialogue = Dialogue(target, conversation, 0, SETTINGS, room)
     requests = []
     while (request := dialogue.request()) is not None:
         requests.append(request)
         dialogue.take(answers[len(requests) - 1])
-    return requests, dialogue.record()
+    return requests, dialogue.outcome
 
 
 def test_the_next_prompt_holds_the_targets_words(target: Target) -> None:
     system = {"role": "system", "content": "be brief"}
     conversation = Conversation("a", "c", (system, ASK, THEIRS, ASK_AGAIN), "more of people")
     answers = [encode(target, "one two"), encode(target, "three")]
-    requests, record = played(target, conversation, answers)
+    requests, outcome = played(target, conversation, answers)
     ours = [{"role": "assistant", "content": "one two"}, {"role": "assistant", "content": "three"}]
     assert requests[0].prompt == prompt_ids(target.tokenizer, [system, ASK])
     assert requests[1].prompt == prompt_ids(target.tokenizer, [system, ASK, ours[0], ASK_AGAIN])
     assert list(requests[1].messages) == [system, ASK, ours[0], ASK_AGAIN]
     assert requests[0].seed != requests[1].seed
-    assert answered_messages(conversation, record, target) == [system, ASK, ours[0], ASK_AGAIN, ours[1]]
+    assert answered_messages(conversation, outcome, target) == [system, ASK, ours[0], ASK_AGAIN, ours[1]]
 
 
 def test_a_prompt_that_extends_the_text_so_far_is_one_example(target: Target) -> None:
     conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), None)
     answers = [encode(target, "one two"), encode(target, "three")]
-    requests, record = played(target, conversation, answers)
-    (example,) = record.as_examples()
+    requests, outcome = played(target, conversation, answers)
+    (example,) = outcome.as_examples()
     assert example.input_ids == [*requests[1].prompt, *answers[1]]
-    assert record.answers == answers
+    assert outcome.answers == answers
     supervised = [token for token, learned in zip(example.input_ids, example.loss_mask, strict=True) if learned]
     assert supervised == answers[0] + answers[1]
 
@@ -60,13 +63,34 @@ def test_a_prompt_that_extends_the_text_so_far_is_one_example(target: Target) ->
 def test_ids_that_words_would_change_stay_as_they_were_sampled(target: Target) -> None:
     sampled = [i for letter in "return left" for i in encode(target, letter, ended=False)]
     assert sampled != encode(target, "return left", ended=False)
+    sampled += sorted(target.eos_token_ids)
     conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), None)
-    requests, record = played(target, conversation, [sampled, encode(target, "three")])
-    first, second = record.as_examples()
+    requests, outcome = played(target, conversation, [sampled, encode(target, "three")])
+    first, second = outcome.as_examples()
     assert first.input_ids == requests[0].prompt + sampled
     assert first.loss_mask == [False] * len(requests[0].prompt) + [True] * len(sampled)
     assert sum(second.loss_mask) == len(encode(target, "three"))
-    assert record.unfinished == 1
+    assert not outcome.unfinished
+
+
+def test_an_answer_that_was_cut_ends_its_conversation_and_is_learned_without_an_end_mark(target: Target) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    result = {"role": "tool", "content": "42"}
+    later = (ASK_AGAIN, THEIRS, ASK, call, result, THEIRS, ASK_AGAIN)
+    conversation = Conversation("a", "c", (ASK, THEIRS, *later), "more of people")
+    whole, cut = encode(target, "one"), encode(target, "left right", ended=False)
+    requests, outcome = played(target, conversation, [cut])
+    assert len(requests) == 1
+    (example,) = outcome.as_examples()
+    assert example.input_ids == [*requests[0].prompt, *cut]
+    assert example.loss_mask == [False] * len(requests[0].prompt) + [True] * len(cut)
+    assert outcome.unfinished and outcome.dropped == 3 and not outcome.shortened  # a call of a tool is not asked for
+    assert answered_messages(conversation, outcome, target) == [ASK, {"role": "assistant", "content": "left right"}]
+    requests, outcome = played(target, conversation, [whole, cut])
+    assert len(requests) == 2 and outcome.answers == [whole, cut] and outcome.dropped == 2
+    requests, outcome = played(target, conversation, [whole] * 3 + [cut])
+    assert len(requests) == 4 and outcome.unfinished and outcome.dropped == 0  # the last turn of all
+    assert not played(target, conversation, [whole] * 4)[1].unfinished
 
 
 def test_reasoning_that_the_template_drops_is_no_context_of_the_next_turn(target: Target) -> None:
@@ -75,10 +99,10 @@ def test_reasoning_that_the_template_drops_is_no_context_of_the_next_turn(target
     thinking.tokenizer.chat_template = (TEMPLATES / "qwen3.jinja").read_text()
     conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), None)
     answers = [encode(target, "<think>\nadd it up\n</think>\n\nthe sum"), encode(target, "three")]
-    requests, record = played(thinking, conversation, answers)
+    requests, outcome = played(thinking, conversation, answers)
     context = thinking.tokenizer.decode(requests[1].prompt)
     assert "the sum" in context and "add it up" not in context
-    assert len(record.examples) == 2 and record.answers == answers
+    assert len(outcome.examples) == 2 and outcome.answers == answers
 
 
 def test_tool_calls_and_their_results_are_context(target: Target) -> None:
@@ -94,7 +118,7 @@ def test_tool_calls_and_their_results_are_context(target: Target) -> None:
     second = dialogue.request()
     assert second is not None and [m["role"] for m in second.messages][-2:] == ["assistant", "user"]
     dialogue.take(encode(target, "two"))
-    said = answered_messages(conversation, dialogue.record(), target)
+    said = answered_messages(conversation, dialogue.outcome, target)
     assert [m["content"] for m in said] == ["add left", "", "42", "one", "add right", "two"]
 
 
@@ -102,11 +126,11 @@ def test_a_turn_without_room_ends_the_conversation(target: Target) -> None:
     conversation = Conversation("a", "c", (ASK, THEIRS, ASK_AGAIN), "more of people")
     answers = [encode(target, "one two"), encode(target, "three")]
     second = len(played(target, conversation, answers)[0][1].prompt)
-    requests, record = played(target, conversation, answers, room=second + 19)
-    assert len(requests) == 1 and record.shortened and record.answers == answers[:1]
+    requests, outcome = played(target, conversation, answers, room=second + 19)
+    assert len(requests) == 1 and outcome.shortened and outcome.answers == answers[:1]
     assert not played(target, conversation, answers, room=second + 20)[1].shortened
-    requests, record = played(target, conversation, answers, room=20)
-    assert not requests and not record.examples and not record.shortened
+    requests, outcome = played(target, conversation, answers, room=20)
+    assert not requests and not outcome.examples and not outcome.shortened
     assert played(target, conversation, [answers[0], []])[1].shortened  # an answer that has no words
 
 
@@ -115,13 +139,13 @@ def test_temperatures_take_turns_and_documents_are_continued(target: Target) -> 
     request = Dialogue(target, document, 3, SETTINGS, 256).request()
     assert request is not None and request.temperature == 1.0 and not request.messages
     assert request.prompt == opening_ids(target.tokenizer, document)
-    _, record = played(target, document, [encode(target, "one")])
-    assert answered_messages(document, record, target) == [{"role": "assistant", "content": "one"}]
+    _, outcome = played(target, document, [encode(target, "one")])
+    assert answered_messages(document, outcome, target) == [{"role": "assistant", "content": "one"}]
 
 
-def test_records_are_json(target: Target) -> None:
-    _, record = played(target, Conversation("a", "c", (ASK,), None), [encode(target, "one")])
-    assert Record(**json.loads(json.dumps(record._asdict()))).answers == record.answers
+def test_outcomes_are_json(target: Target) -> None:
+    _, outcome = played(target, Conversation("a", "c", (ASK,), None), [encode(target, "one")])
+    assert Outcome(**json.loads(json.dumps(asdict(outcome)))).answers == outcome.answers
 
 
 @pytest.fixture(autouse=True)

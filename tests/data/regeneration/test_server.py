@@ -147,7 +147,7 @@ def test_whatever_passes_is_survived(world: World, target: Target, talks: Any, t
     world.seen.clear()
     world.trouble = trouble
     again = regenerate(target, talks(9), SETTINGS, tmp_path / "storm", 256, "train conversations", engine(world))
-    assert list(again.records()) == list(done.records())
+    assert list(again.outcomes()) == list(done.outcomes())
     assert done.counts.turns == calm == len(world.seen) < sum(world.seen.values())
 
 
@@ -163,7 +163,7 @@ def test_what_lasts_ends_in_one_sentence_and_keeps_what_was_done(
     bad = threading.Event()
     world.trouble = lambda key, n: "500" if len(world.seen) > 5 and not bad.is_set() else None
     ask = {"description": "train conversations", "room": 256, "cache_dir": tmp_path}
-    with pytest.raises(UserError, match=r"failed 3 times at one request \(status 500\): what was answered so far is"):
+    with pytest.raises(UserError, match=r"failed 3 times at /completions \(status 500.*\), what was done so far is"):
         regenerate(target, talks(9), SETTINGS, engine=engine(world, attempts=3, concurrency=1), **ask)
     (journal,) = tmp_path.rglob("*.partial.jsonl")
     assert len(journal.read_text().splitlines()) == 5

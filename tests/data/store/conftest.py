@@ -1,4 +1,4 @@
-"""A tiny target, packed rows of two splits, and what writes a store of them."""
+"""A tiny target, packed sequences of two splits, and what writes a store of them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdraft.data.packing import HeldRows, pack
+from specdraft.data.packing import PackedTensor, pack
 from specdraft.data.store import Contents, Store, StoreWriter, describe
 from specdraft.data.tokenization.chat import Example
 from specdraft.targets import Features, Target
@@ -28,37 +28,37 @@ def packed(count: int, seed: int) -> Batch:
 
 
 class Making:
-    """The parts of a store of ``rows`` by split, in shards of about two rows."""
+    """The parts of a store of ``batches`` by split, in shards of about two sequences."""
 
     def __init__(self, target: Target, path: Path) -> None:
         self.target, self.path = target, path
-        self.rows = {"train": packed(20, seed=1), "validation": packed(4, seed=2)}
+        self.batches = {"train": packed(20, seed=1), "validation": packed(4, seed=2)}
         self.settings = {"limit": 20, "source": {"name": "random"}}
 
     def features(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> Features:
         return self.target.features(input_ids, position_ids, LAYERS)
 
-    def held(self) -> dict[str, HeldRows]:
-        return {split: HeldRows.of(batch) for split, batch in self.rows.items()}
+    def packed(self) -> dict[str, PackedTensor]:
+        return {split: PackedTensor.of(batch) for split, batch in self.batches.items()}
 
     def contents(self, **options: Any) -> Contents:
-        about = {split: {"left_out": 0} for split in self.rows}
+        about = {split: {"left_out": 0} for split in self.batches}
         defaults = {
             "layers": LAYERS,
             "every_last": True,
             "dtype": "float32",
-            "rows": self.held(),
+            "data": self.packed(),
             "settings": self.settings,
             "about": about,
             "shard_bytes": 32 * 3 * 32 * 4 * 2,
         }
         return describe(self.target, **defaults | options)
 
-    def writer(self, path: Path | None = None, rank: int = 0, world_size: int = 1, **options: Any) -> StoreWriter:
-        return StoreWriter(path or self.path, self.contents(**options), self.held(), rank, world_size)
+    def writer(self, path: Path | None = None, **options: Any) -> StoreWriter:
+        return StoreWriter(path or self.path, self.contents(**options), self.packed())
 
     def store(self, path: Path | None = None, **options: Any) -> Store:
-        assert self.writer(path, **options).write(self.features, 1)
+        self.writer(path, **options).write(self.features, 1)
         return Store(path or self.path)
 
 

@@ -9,7 +9,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdraft.data.datamodule import DataModule
-from specdraft.data.sources.base import PythonStdlib
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.store import Store, StoredBatch, StoreWriter, describe
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.draft_model import DraftModel
@@ -35,11 +35,13 @@ def make(library: Path, cache: Path, **options: Any) -> DataModule:
 
 def write(target: Target, drafter: Drafter, data: DataModule, path: Path, **options: Any) -> None:
     data.prepare(target)
-    about = {split: data.about(split) for split in data.rows}
+    about = {split: data.about(split) for split in data.packed}
     settings = {"dtype": "float32", "every_last": drafter.reads_every_last, "shard_bytes": 2**18} | options
-    contents = describe(target, drafter.layers, rows=data.rows, settings=data.settings(), about=about, **settings)
-    writer = StoreWriter(path, contents, data.rows)
-    assert writer.write(lambda ids, positions: target.features(ids, positions, drafter.layers), 2)
+    contents = describe(
+        target, drafter.layers, data=data.packed, settings=data.preparation.settings(), about=about, **settings
+    )
+    writer = StoreWriter(path, contents, data.packed)
+    writer.write(lambda ids, positions: target.features(ids, positions, drafter.layers), 2)
 
 
 class Losses(Callback):
@@ -119,7 +121,7 @@ def test_a_run_that_reads_the_store_resumes_exactly(small, library, tmp_path, nu
 
     saver = ModelCheckpoint(tmp_path / "saved", filename="{step}", every_n_train_steps=5, save_top_k=-1)
     whole, held_out = run(20, callbacks=[saver])
-    assert 5 < len(Store(path).rows["train"]) < 15  # one place within the first epoch, one behind it
+    assert 5 < len(Store(path).data["train"]) < 15  # one place within the first epoch, one behind it
     for step in (5, 15):
         rest, again = run(20, ckpt_path=tmp_path / "saved" / f"step={step}.ckpt")
         assert rest == whole[step:]

@@ -2,16 +2,20 @@
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch.nn.functional import kl_div
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.alignment import align
 from specdraft.drafters.eagle import Eagle
-from specdraft.drafters.eagle.head import Output
+from specdraft.drafters.eagle.forward import Output
+from specdraft.entry import CONF
 from specdraft.errors import UserError
-from specdraft.targets import Target
+from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
+from specdraft.training.module import DrafterModule
+from specdraft.training.schedule import OptimizerSettings
 from tests.fakes import random_prompts, tiny_llama
 from tests.families import FAMILIES, V
 
@@ -42,7 +46,7 @@ def test_the_loss_is_the_papers_and_its_gradients_those_of_plain_formulas(name):
     last = features.last.flatten(0, 1)
     expected = torch.zeros(())
     for index, (step, rows) in enumerate(
-        zip(head._unroll(align(batch, 3), head._feature(features)), align(batch, 3).rows, strict=True)
+        zip(head._unroll(align(batch, 3), head._feature(features)), align(batch, 3).supervised, strict=True)
     ):
         error = (step.hidden - last[rows + 1 + index]).abs()  # row r says at step s what the target is at r+1+s
         regression = torch.where(error < 1, 0.5 * error**2, error - 0.5).mean()
@@ -70,7 +74,7 @@ def test_a_head_that_is_right_has_no_error_and_is_always_accepted(monkeypatch):
     head = Eagle.for_target(target, ttt_steps=3)
 
     def oracle(embedded, feature, attend):
-        token = torch.cdist(embedded, target.embedding_weight).argmin(-1)[attend.asking]
+        token = torch.cdist(embedded, target.embedding_weight).argmin(-1)[attend.queries]
         return Output(states[token], states[token])
 
     monkeypatch.setattr(head, "_layer", oracle)
@@ -125,6 +129,64 @@ def test_the_layer_is_transformers_own_without_its_first_norm(target, packed):
     state = head.start(int(ids[0, 0]), 16)
     head.advance(state, tokens[0], target.features(ids, positions, ()))
     torch.testing.assert_close(head._logits(state.output.hidden), target.logits(expected[0, -1:]), rtol=1e-9, atol=1e-9)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_noise_disturbs_what_is_read_and_not_what_is_learned(target, packed):
+    head = Eagle.for_target(target, feature_noise=0.1).double()
+    features = target.features(packed.input_ids, packed.position_ids, ())
+    noisy = head.augment(features, seeded(0))
+    assert noisy.last is features.last
+    noise = head._feature(noisy) - head._feature(features)
+    count = noise.numel()
+    assert -0.1 <= noise.min() < -0.095 and 0.095 < noise.max() <= 0.1
+    assert abs(noise.mean()) < 4 * 0.1 / (3 * count) ** 0.5
+    assert noise.var().item() == pytest.approx(0.1**2 / 3, rel=0.1)
+    exact = head.training_loss(packed, features, target)
+    disturbed = head.training_loss(packed, noisy, target)
+    steps = head._unroll(align(packed, 1), head._feature(noisy))
+    wanted = features.last.flatten(0, 1)[steps[0].positions]
+    regression = torch.nn.functional.smooth_l1_loss(steps[0].hidden, wanted, reduction="none").mean(-1).sum()
+    torch.testing.assert_close(disturbed.metrics["step_0/regression_sum"], regression)
+    assert abs(disturbed.loss - exact.loss) > 1e-4
+
+
+def test_noise_is_drawn_from_the_generator_alone(target, packed):
+    head = Eagle.for_target(target, feature_noise=0.1)
+    features = target.features(packed.input_ids, packed.position_ids, ())
+    first, again, other = (head.augment(features, seeded(seed)).aux for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert (
+        head.augment(Features(features.aux.bfloat16(), features.last.bfloat16()), seeded(1)).aux.dtype == torch.float32
+    )
+
+
+def test_without_noise_features_are_left_alone(target, packed):
+    features = target.features(packed.input_ids, packed.position_ids, ())
+    assert Eagle.for_target(target).augment(features, seeded(0)) is features
+    with pytest.raises(UserError, match=r"feature_noise is -0\.1: expected 0"):
+        Eagle.for_target(target, feature_noise=-0.1)
+
+
+def test_the_noise_that_is_configured_is_the_papers():
+    assert OmegaConf.load(CONF / "model" / "eagle.yaml").drafter.feature_noise == 0.1
+
+
+def test_training_draws_noise_by_the_place_of_the_batch_and_validation_none(target, packed, monkeypatch):
+    module = DrafterModule(Eagle.for_target(target, feature_noise=0.1), target, OptimizerSettings())
+    read, feature = [], module.drafter._feature
+    monkeypatch.setattr(module.drafter, "_feature", lambda features: read.append(feature(features)) or read[-1])
+    for seed in (5, 5, 6):
+        monkeypatch.setattr(module, "_place", lambda _, seed=seed: seed)
+        module.training_step(packed, 0)
+    module.validation_step(packed, 0)
+    first, again, other, validation = read
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    exact = target.features(packed.input_ids, packed.position_ids, ()).last.flatten(0, 1).to(first.dtype)
+    assert torch.equal(validation, exact) and not torch.equal(first, exact)
 
 
 def test_a_part_of_the_vocabulary_is_refused(target):

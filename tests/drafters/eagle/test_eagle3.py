@@ -5,6 +5,8 @@ import torch
 
 from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
+from specdraft.targets import Target
+from tests.families import FAMILIES, V
 
 IDS = torch.arange(3, 97, 2)
 
@@ -15,6 +17,17 @@ def test_draft_vocabulary_is_kept_as_offsets(target):
     assert torch.equal(head.t2d.nonzero()[:, 0], IDS) and head.t2d.dtype == torch.bool
     assert torch.equal(head.draft_ids, IDS)
     torch.testing.assert_close(head.lm_head.weight.double(), target.head.weight[IDS], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "granite", "cohere"])
+def test_the_projection_starts_as_the_targets_own_with_its_scale(name):
+    """Engines apply the target's logit scale to no head, so it is part of the head's weights."""
+    target = Target.from_model(FAMILIES[name].build())
+    assert (target.logit_scale == 1.0) == (name == "llama")
+    ids = torch.arange(0, V, 3)
+    head = Eagle3.for_target(target, ids).double()
+    last = torch.randn(5, target.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(head._logits(last), target.logits(last)[:, ids], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("ids", [[5, 3], [3, 3], [-1, 4], [3, 97]])

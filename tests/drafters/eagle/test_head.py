@@ -1,5 +1,7 @@
 """The EAGLE family: training and decoding are the same function, on chains and trees; packing changes nothing."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import Phi3Config, Phi3ForCausalLM
@@ -10,8 +12,7 @@ from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.alignment import align
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_tree_builder import grow
-from specdraft.drafters.eagle import Eagle, Eagle3
-from specdraft.drafters.eagle import head as eagle_head
+from specdraft.drafters.eagle import Eagle, Eagle3, drafting
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
@@ -64,7 +65,7 @@ def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
     trained = [head._logits(step.hidden).detach() for step in seen]
     aligned = align(packed, STEPS)
     checked = 0
-    for row in aligned.rows[0].tolist():
+    for row in aligned.supervised[0].tolist():
         first = int(aligned.starts[row])
         here = slice(first, row + 1)
         flat = Features(*(part.flatten(0, 1)[None, here] for part in features))
@@ -72,7 +73,7 @@ def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
         head.advance(state, aligned.tokens[first + 1 : row + 2], flat)
         output = state.output
         for step in range(STEPS):
-            place = (aligned.rows[step] == row).nonzero()
+            place = (aligned.supervised[step] == row).nonzero()
             if len(place) == 0:
                 break
             decoded = head._logits(output.hidden)[0]
@@ -80,7 +81,7 @@ def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
             checked += 1
             # Feed the true token, as training does; `draft` would feed its own choice.
             output = head._append([state.keys], [aligned.tokens[row + 2 + step][None]], output.feature)[0]
-    assert checked == sum(map(len, aligned.rows)) > 60
+    assert checked == sum(map(len, aligned.supervised)) > 60
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -94,7 +95,7 @@ def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape, mo
 
         return grow(logits, expand_and_note, *rest)
 
-    replace_growth(monkeypatch, eagle_head, watched)
+    replace_growth(monkeypatch, drafting, watched)
     state = begun(head, packed)
     head.draft(state, shape, Sampling(), None)
     above, checked = [[]], 0
@@ -130,6 +131,59 @@ def test_a_sampled_draft_tells_the_distribution_that_it_came_from(head, packed):
     assert (tree.q[torch.arange(4), tree.tokens] > 0).all()
     first = sampling.probabilities(head._logits(state.output.hidden))
     torch.testing.assert_close(tree.q[:1], head.vocabulary.scatter_to_target(first))
+
+
+def unrolled(head, batch):
+    """Each step's row r with its logits ``[n, Vd]``, and the token and the target's log probabilities that it is to
+    match: token r+2+s, and the distribution of the target alone at r+1+s. Rows are found by looking, not by ``align``.
+    """
+    steps = head._unroll(align(batch, STEPS), head._feature(features_of(head, batch)))
+    ids, documents, learned = (part.flatten() for part in (batch.input_ids, batch.document_ids, batch.loss_mask))
+    alone = target_alone(head.target, batch)
+    width = batch.input_ids.shape[1]
+    for index, step in enumerate(steps):
+        rows = [
+            row
+            for row in range(len(ids) - 2 - index)
+            if row // width == (row + 2 + index) // width
+            and documents[row] == documents[row + 2 + index] >= 0
+            and learned[row + 1 : row + 3 + index].all()
+        ]
+        assert len(rows) == len(step.hidden) > 0
+        after = torch.tensor(rows) + 1 + index
+        yield index, head._logits(step.hidden), alone[after], ids[after + 1]
+
+
+def target_alone(target, batch):
+    """Log probabilities ``[R, V]`` of the model itself, document by document."""
+    found = torch.full((batch.input_ids.numel(), target.vocab_size), torch.nan, dtype=torch.float64)
+    begins = [*(batch.position_ids.flatten() == 0).nonzero()[:, 0].tolist(), len(found)]
+    for start, end in itertools.pairwise(begins):
+        found[start:end] = target.model(batch.input_ids.flatten()[None, start:end]).logits[0].log_softmax(-1).detach()
+    return found
+
+
+def test_each_step_learns_the_targets_distribution_of_the_token_that_it_drafts(head, packed):
+    metrics = head.training_loss(packed, features_of(head, packed), head.target).metrics
+    ids = slice(None) if head.vocabulary.ids is None else head.vocabulary.ids
+    for index, logits, teacher, _ in unrolled(head, packed):
+        log_p, log_q = teacher[:, ids].log_softmax(-1), logits.log_softmax(-1)
+        divergence = (log_p.exp() * (log_p - log_q)).sum()
+        torch.testing.assert_close(metrics[f"step_{index}/loss_sum"], divergence, rtol=1e-5, atol=1e-5)
+        best = head.vocabulary.to_target(logits.argmax(-1))
+        if index == 0:
+            assert metrics["step_0/match_sum"] == (best == teacher.argmax(-1)).sum()
+
+
+def test_cross_entropy_learns_the_token_that_each_step_drafts(head, packed):
+    other = type(head)(**head.config() | {"divergence": "cross_entropy"}).double()
+    other.load_state_dict(head.state_dict())
+    metrics = other.training_loss(packed, features_of(head, packed), head.target).metrics
+    for index, logits, _, labels in unrolled(head, packed):
+        log_q = torch.full((len(labels), head.vocab_size), 0.0, dtype=torch.float64)  # nothing to learn outside
+        log_q[:, slice(None) if head.vocabulary.ids is None else head.vocabulary.ids] = logits.log_softmax(-1)
+        expected = -log_q.gather(1, labels[:, None]).sum()
+        torch.testing.assert_close(metrics[f"step_{index}/loss_sum"], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_packing_changes_nothing(head, packed):
@@ -256,6 +310,6 @@ def test_beside_a_target_whose_angles_change_with_the_length_the_heads_do_not(ki
     head = kind.for_target(Target.from_model(Phi3ForCausalLM(config).eval()))
     angles = torch.outer(torch.arange(20.0), 10000.0 ** (-torch.arange(0, 16, 2) / 16))
     for length in (20, 200, 20):
-        torch.testing.assert_close(head._angles(length)[0][:20, :8], angles.cos())
+        torch.testing.assert_close(head.rotary(length, head.fc.weight)[0][:20, :8], angles.cos())
     with pytest.raises(UserError, match="rope_type=longrope, whose angles change with the length"):
         kind(**head.config() | {"rope_parameters": rope})

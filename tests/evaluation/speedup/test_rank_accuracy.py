@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from specdraft.data.sources.base import Conversation, PythonStdlib
+from specdraft.data.sources.base import Conversation
+from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree, tree_from_accuracies

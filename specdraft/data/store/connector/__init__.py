@@ -1,1 +1,0 @@
-"""What vLLM's process imports, by a PYTHONPATH that holds this folder and nothing else of specdraft."""

@@ -1,0 +1,213 @@
+"""A server's client: many requests side by side, one policy of trying again, JSON in and out.
+
+Threads send the requests. To end early, their sockets are shut down, so that no thread goes on waiting for an answer.
+"""
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import httpx
+
+from specdraft.errors import UserError
+
+_TRY_AGAIN = {408, 409, 425, 429}  # and every 5xx
+_LONGEST_WAIT = 60.0  # seconds between two attempts
+_LONGEST_CONNECT = 30.0  # seconds
+_SHOWN = 300  # characters of a server's message
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class RefusedError(UserError):
+    """The server does not want this request, now or later."""
+
+
+class _TransientError(Exception):
+    """A failure that may pass. ``wait``: seconds that the server asked for."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class HttpClient:
+    """The client of a server; a context manager, inside of which requests can be sent.
+
+    Failures that may pass are tried again: 408, 409, 425, 429 (with its Retry-After), 5xx, timeouts, closed
+    connections, and bodies that are no whole JSON.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: str,
+        expected: str,
+        concurrency: int = 64,
+        timeout: float = 600.0,
+        attempts: int = 6,
+        backoff: float = 1.0,
+        api_key_variable: str | None = None,
+    ) -> None:
+        """Check the settings; nothing is sent yet.
+
+        ``settings`` names their group and ``expected`` the kind of server, for messages. ``concurrency`` requests are
+        sent side by side. ``timeout``: seconds that one request may take. ``attempts``: of one request; the k-th waits
+        up to ``backoff`` * 2**k seconds for the next, or as long as the server asks, never above a minute.
+        ``api_key_variable`` names the environment variable that holds the key. Raises UserError.
+        """
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"{settings}.url is {url!r}: expected the server's address, such as http://localhost:8000")
+        if concurrency < 1 or attempts < 1 or timeout <= 0 or backoff < 0:
+            raise UserError(
+                f"{settings} has concurrency={concurrency}, attempts={attempts}, timeout={timeout} and "
+                f"backoff={backoff}: expected at least 1 request and attempt, and positive seconds"
+            )
+        self._key = os.environ.get(api_key_variable, "") if api_key_variable else ""
+        if api_key_variable and not self._key:
+            raise UserError(
+                f"{settings}.api_key_variable names {api_key_variable}, which is not set: export it, or choose null"
+            )
+        self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
+        self.settings, self.expected = settings, expected
+        self.concurrency, self.timeout, self.attempts, self.backoff = concurrency, timeout, attempts, backoff
+        self._ended = threading.Event()
+        self._failure: UserError | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "HttpClient":
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
+            timeout=httpx.Timeout(self.timeout, connect=min(self.timeout, _LONGEST_CONNECT), pool=None),
+        )
+        self._threads = ThreadPoolExecutor(self.concurrency)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self._http.close()
+
+    def each(self, ask: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
+        """Yield (number of the item, ``ask(item)``) as the answers arrive; ``ask`` calls ``request``.
+
+        The first error is raised here and ends all other requests, as closing the iterator does: those that wait are
+        never sent, and those under way are hung up on.
+        """
+
+        def work(item: Item) -> Answer:
+            # Checked here, because the thread that reads the futures learns of a failure after the next was sent.
+            if self._ended.is_set():
+                raise self._failure or UserError("the requests were ended")
+            try:
+                return ask(item)
+            except UserError as error:
+                self._failure = self._failure or error
+                self._ended.set()
+                raise
+
+        numbers = {self._threads.submit(work, item): number for number, item in enumerate(items)}
+        try:
+            for future in as_completed(numbers):
+                yield numbers[future], future.result()
+        finally:
+            if not all(future.done() for future in numbers):
+                for future in numbers:
+                    future.cancel()
+                self._hang_up()
+                wait(numbers)
+            self._ended, self._failure = threading.Event(), None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        payload: Mapping[str, Any] | None = None,
+        check: Callable[[Any], object] = lambda body: body,
+    ) -> Any:
+        """The server's JSON; where ``check`` of it raises an error of lookup or type, it is asked for again.
+
+        Raises RefusedError, or UserError where every attempt failed.
+        """
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return self._request_once(method, path, payload, check)
+            except _TransientError as failed:
+                error = failed
+            if attempt < self.attempts:
+                # Half of the time is chance, so that requests that failed together do not come back together.
+                pause = self.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1)
+                if self._ended.wait(min(max(pause, error.wait), _LONGEST_WAIT)):
+                    raise self._failure or UserError("the requests were ended")
+        raise UserError(
+            f"the server {self.url} failed {self.attempts} times at {path} ({error}), what was done so far is kept: "
+            f"expected {self.expected}; see to the server, or lower {self.settings}.concurrency, and start again"
+        )
+
+    def _request_once(
+        self, method: str, path: str, payload: Mapping[str, Any] | None, check: Callable[[Any], object]
+    ) -> Any:
+        deadline, data = time.monotonic() + self.timeout, b""
+        too_late = f"no answer within {self.timeout:g} s"
+        try:
+            with self._http.stream(
+                method, self.url + path, json=payload, extensions={"trace": self._note_socket}
+            ) as response:
+                for part in response.iter_bytes():  # httpx's own limit is between two parts of a body
+                    data += part
+                    if time.monotonic() > deadline:
+                        raise _TransientError(too_late)
+        except httpx.TimeoutException as error:
+            raise _TransientError(too_late) from error
+        except httpx.HTTPError as error:
+            raise _TransientError(f"{type(error).__name__}: {error}".removesuffix(": ")) from error
+        status, said = response.status_code, " ".join(data.decode(errors="replace").split())[:_SHOWN]
+        if self._key:
+            said = said.replace(self._key, "***")
+        if status in _TRY_AGAIN or status >= 500:
+            raise _TransientError(f"status {status}: {said}", _seconds(response.headers.get("Retry-After")))
+        if status >= 300:
+            raise RefusedError(
+                f"the server {self.url} refuses {path} with status {status} ({said}): expected {self.expected}; check "
+                f"{self.settings}.url, the model and the API key"
+            )
+        try:
+            body = json.loads(data)
+            check(body)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+            raise _TransientError("an answer that is no whole JSON of the protocol") from error
+        return body
+
+    def _note_socket(self, event: str, info: Mapping[str, Any]) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            with self._lock:
+                self._sockets.add(info["return_value"].get_extra_info("socket"))
+            if self._ended.is_set():
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        """End all requests under way, whatever their threads wait for."""
+        self._ended.set()
+        with self._lock:
+            open_sockets = [each for each in self._sockets if each.fileno() >= 0]
+        for each in open_sockets:
+            with suppress(OSError):  # closed already
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+
+def _seconds(text: str | None) -> float:
+    """Of a Retry-After header; a date counts as none."""
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0

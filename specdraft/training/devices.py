@@ -1,0 +1,47 @@
+"""Which devices take part, from the ``trainer`` settings alone."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from specdraft.errors import UserError
+
+
+def world_size(trainer: Mapping[str, Any]) -> int:
+    """How many devices take part, from the ``trainer`` settings."""
+    default = torch.cuda.device_count() if uses_gpus(trainer["accelerator"]) else 1
+    return count_devices(trainer["devices"], default) * int(trainer["num_nodes"])
+
+
+def uses_gpus(accelerator: str) -> bool:
+    """Whether training runs on CUDA devices."""
+    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def claim_gpu(trainer: Mapping[str, Any]) -> None:
+    """Make this process's own GPU the current one, so that not every rank loads the target onto the first."""
+    if uses_gpus(trainer["accelerator"]):
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        listed = device_numbers(trainer["devices"])
+        torch.cuda.set_device(rank if listed is None else listed[rank])
+
+
+def device_numbers(devices: int | str | Sequence[int]) -> list[int] | None:
+    """The device numbers where they are listed ("0,2" or [0, 2]), else None (a count, "auto" or -1)."""
+    if isinstance(devices, str) and "," in devices:
+        return [int(part) for part in devices.split(",") if part.strip()]
+    return None if isinstance(devices, int | str) else [int(device) for device in devices]
+
+
+def count_devices(devices: int | str | Sequence[int], default: int) -> int:
+    """How many ``trainer.devices`` asks for, ``default`` of them with auto. Raises UserError for what is no number."""
+    listed = device_numbers(devices)
+    if listed is not None:
+        return len(listed)
+    if str(devices) in ("auto", "-1"):
+        return default
+    if not str(devices).isdigit():
+        raise UserError(f"trainer.devices is {devices}: expected auto, a number, or a list like [0,2]")
+    return int(str(devices))

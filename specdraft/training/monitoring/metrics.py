@@ -1,0 +1,98 @@
+"""What is logged: sums and totals, added over batches, summed over ranks, divided once; and what the machine does.
+
+A mean of means is wrong as soon as batches or ranks hold different numbers of supervised positions.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+import psutil
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
+from torch import Tensor
+
+from specdraft.drafters.base import Drafter
+from specdraft.targets import Target
+from specdraft.training.planning import costs
+
+_GIB = 2.0**30
+_STEP = re.compile(r"step_(\d+)/(\w+)_sum")
+
+
+class Counts:
+    """Accumulates named scalars whose names end in ``_sum`` or ``_total``."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Tensor] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Add one batch's sums and totals, on whatever device they are; nothing is synchronized here."""
+        for name, value in values.items():
+            value = value.detach().double()
+            self._values[name] = self._values[name] + value if name in self._values else value
+
+    def take(self, gather: Callable[[dict[str, float]], list[dict[str, float]]]) -> dict[str, float]:
+        """What was added since the last call, summed over ranks. Every rank must call it.
+
+        ``gather`` gives every rank's values: ranks may know different names, as a batch whose documents are all short
+        has no rows in the later steps.
+        """
+        names = sorted(self._values)
+        ours = torch.stack([self._values[name].reshape(()) for name in names]).tolist() if names else []
+        self._values = {}
+        total: dict[str, float] = {}
+        for values in gather(dict(zip(names, ours, strict=True))):
+            for name, value in values.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+
+def ratios(counts: Mapping[str, float]) -> dict[str, float]:
+    """Sums divided by their totals, under the names that dashboards show.
+
+    ``NAME_sum / NAME_total`` is ``NAME``. A drafter's ``step_{s}/NAME_sum`` over ``step_{s}/row_total`` is
+    ``NAME_{s}``, the loss being ``loss_step_{s}``. From its ``match`` (the share of rows whose drafted prefix equals
+    the target's own choices through step s) comes ``teacher_forced_acceptance_length`` = 1 + the sum over s.
+    """
+    values: dict[str, float] = {}
+    survival = []
+    for name, value in counts.items():
+        if not name.endswith("_sum"):
+            continue
+        step = _STEP.fullmatch(name)
+        total = counts[f"step_{step[1]}/row_total" if step else f"{name.removesuffix('_sum')}_total"]
+        if not total:
+            continue
+        if step is None:
+            values[name.removesuffix("_sum")] = value / total
+        else:
+            values[f"loss_step_{step[1]}" if step[2] == "loss" else f"{step[2]}_{step[1]}"] = value / total
+            survival += [value / total] if step[2] == "match" else []
+    if survival:
+        values["teacher_forced_acceptance_length"] = 1.0 + sum(survival)
+    return values
+
+
+def flops_per_token(target: Target, drafter: Drafter, row_length: int, stored: bool) -> float:
+    """FLOPs of a training step per token, by the formulas of ``plan=true``: every position counts as supervised.
+
+    With ``stored`` hidden states the target reads nothing. Counted before a strategy cuts parameters into pieces.
+    """
+    reading = 0.0 if stored else costs.target_forward_flops(costs.target_sizes(target.model, target.config), row_length)
+    return reading + sum(drafter.training_flops(row_length))
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Dense peak of ``device`` in FLOP/s for a ``trainer.precision``; None where nobody knows it, as on any CPU."""
+    dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "16" in precision else torch.float32
+    flops = get_available_flops(device, dtype)
+    return None if flops is None else float(flops)
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """GiB: what this process holds now, and the most that was allocated on its GPU since the last call."""
+    values = {"memory_resident_gib": psutil.Process().memory_info().rss / _GIB}
+    if device.type == "cuda":
+        values["memory_gpu_peak_gib"] = torch.cuda.max_memory_allocated(device) / _GIB
+        torch.cuda.reset_peak_memory_stats(device)
+    return values

@@ -1,0 +1,111 @@
+"""train.py on two ranks, as a person starts it: every strategy with every family, and ranks that get stuck."""
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.commands import test_train as cli
+
+world, arguments = cli.world, cli.arguments
+pytestmark = pytest.mark.slow
+FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1")
+STRATEGIES = ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
+TWO_RANKS = ("trainer.accelerator=cpu", "trainer.devices=2", "evaluate=false", "export=null")
+LIMIT = 900  # seconds: the first run lets the target answer the prompts of the default data
+
+
+def start(*overrides: str, **environment: str) -> subprocess.Popen[str]:
+    """train.py in a session of its own: a signal reaches the first rank alone."""
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
+    return subprocess.Popen(
+        [sys.executable, "train.py", *TWO_RANKS, *overrides],
+        cwd=cli.REPOSITORY,
+        env=settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[str], limit: float) -> tuple[int, str]:
+    """Exit status and output; a run that takes longer is killed with all its ranks."""
+    try:
+        said, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        pytest.fail(f"no end within {limit} s: {said[-3000:]}")
+    return process.returncode, said
+
+
+def trained(run: Path) -> dict[str, list[float]]:
+    """The logged losses and gradient norms by name."""
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name]) for row in rows if row[name]] for name in ("train/loss", "train/grad_norm")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_strategy_trains_every_family_to_the_end(family, tmp_path):
+    """On the default data, whose batches are unequal: ranks that called other modules would wait for ever."""
+    curves = {}
+    for strategy in STRATEGIES:
+        run = tmp_path / strategy
+        quick = ("trainer.max_steps=6", "trainer.log_every_n_steps=1", "live.prompts=2", "live.max_new_tokens=8")
+        process = start(f"model={family}", f"strategy={strategy}", *quick, f"hydra.run.dir={run}")
+        status, said = end(process, LIMIT)
+        assert status == 0, said[-3000:]
+        curves[strategy] = trained(run)
+        assert len(curves[strategy]["train/loss"]) == 6
+        assert all(math.isfinite(value) for values in curves[strategy].values() for value in values)
+        assert json.loads((run / "drafter" / "config.json").read_text())["extra"]["training"]["step"] == 6
+        weights = load_file(run / "drafter" / "model.safetensors")
+        assert weights and all(weight.isfinite().all() for weight in weights.values() if weight.is_floating_point())
+    for strategy, curve in curves.items():  # they compute the same
+        for name, values in curve.items():
+            assert values == pytest.approx(curves["ddp"][name], rel=2e-3), (strategy, name)
+
+
+@pytest.fixture
+def stuck(arguments, tmp_path):
+    """Overrides of a run whose ranks get stuck in the third step, and its directory."""
+    replaced = ("trainer=", "trainer.max_steps=", "live.", "strategy=")
+    kept = [each for each in arguments if not each.startswith(replaced)]
+    mine = ["imports=[tests.training.stuck]", "+callbacks.stuck._target_=tests.training.stuck.Stuck"]
+    steps = ["trainer.max_steps=1000", "live.every_n_steps=0", "checkpoint.every_n_steps=1", "strategy=deepspeed_zero2"]
+    return [*kept, *mine, *steps], tmp_path / "family" / "run"
+
+
+def test_ranks_that_are_stuck_end_with_a_sentence(stuck):
+    overrides, run = stuck
+    limits = ("callbacks.rank_heartbeat.patience=3", "callbacks.rank_heartbeat.silence=10")
+    status, said = end(start(*overrides, *limits, PYTHONPATH=str(cli.REPOSITORY)), 300)
+    (sentence,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert status == 2 and "no rank has made progress for" in sentence
+    assert re.search(r"rank 0 is in broadcast \(torch/distributed/\S+\) during step 3; rank 1 is in all_re", sentence)
+    assert f"resume from {run / 'checkpoints' / 'last.ckpt'}" in sentence
+    assert (run / "checkpoints" / "last.ckpt").resolve().name == "step-000002.ckpt"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_that_is_stuck(stuck, number):
+    overrides, _ = stuck
+    process = start(*overrides, "callbacks.stop_signal.grace=1", PYTHONPATH=str(cli.REPOSITORY))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "gets stuck" in line:
+            break
+    process.send_signal(number)
+    status, said = end(process, 120)
+    assert status == 130, said
+    assert "interrupted: rank 0 was in broadcast (torch/distributed/" in said

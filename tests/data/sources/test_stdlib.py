@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import pytest
+
+from specdraft.data.sources import stdlib
+from specdraft.data.sources.base import SPLITS, Conversation
+from specdraft.data.sources.stdlib import MAX_PROMPT_CHARACTERS, PythonStdlib
+from specdraft.errors import UserError
+
+
+def prompt(conversation: Conversation) -> str:
+    return conversation.prompt_messages[0]["content"]
+
+
+def test_signature_and_docstring_ask_and_the_body_answers(library: Path) -> None:
+    found = {c.id: c for c in PythonStdlib(root=str(library)).conversations("train")}
+    path = next(path for path in stdlib.files(library) if stdlib.split_of(path) == "train")
+    n = path.removeprefix("module_").removesuffix(".py")
+    function, method = found[f"{path}:2:add_{n}"], found[f"{path}:9:count_{n}"]
+    assert function.category == "function"
+    assert function.prompt_messages == (
+        {
+            "role": "user",
+            "content": f'def add_{n}(left, right):\n    """Return the sum of left and right, plus {n}."""',
+        },
+    )
+    assert function.response == f"    total = left + right\n    return total + {n}"
+    assert method.category == "method"
+    assert prompt(method).startswith(f"def count_{n}(self, step):")
+
+
+def test_splits_share_no_file_and_no_prompt(library: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "library"
+    copy.mkdir()
+    by_split = {split: [p for p in stdlib.files(library) if stdlib.split_of(p) == split] for split in SPLITS}
+    for path in stdlib.files(library):
+        (copy / path).write_text((library / path).read_text())
+    twin = by_split["validation"][0]
+    (copy / twin).write_text((library / by_split["train"][0]).read_text())
+    splits = {split: PythonStdlib(root=str(copy)).conversations(split) for split in SPLITS}
+    prompts = {split: {prompt(c) for c in found} for split, found in splits.items()}
+    assert not prompts["train"] & prompts["validation"]
+    assert not prompts["train"] & prompts["test"]
+    assert len(splits["validation"]) == 2 * (len(by_split["validation"]) - 1)
+    assert all(stdlib.split_of(c.id.split(":")[0]) == split for split, found in splits.items() for c in found)
+
+
+def test_a_limit_takes_a_fair_prefix_of_a_fixed_order(library: Path) -> None:
+    source = PythonStdlib(root=str(library))
+    everything = source.conversations("train")
+    assert list(source.conversations("train", 20)) == everything[:20]
+    assert [c.id for c in everything] != sorted(c.id for c in everything)
+    share = sum(c.category == "method" for c in everything[:60]) / 60
+    assert 0.3 < share < 0.7
+
+
+def test_test_suites_are_left_out_unless_asked_for(library: Path, tmp_path: Path) -> None:
+    for folder in ("", "test"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        for path in stdlib.files(library):
+            (tmp_path / folder / path).write_text((library / path).read_text().replace("sum", f"sum{folder}"))
+    without = PythonStdlib(root=str(tmp_path)).conversations("train")
+    with_tests = PythonStdlib(root=str(tmp_path), include_tests=True).conversations("train")
+    assert not any(c.id.startswith("test/") for c in without)
+    assert any(c.id.startswith("test/") for c in with_tests)
+
+
+def test_evaluation_prompts_leave_room_for_an_answer(library: Path, tmp_path: Path) -> None:
+    for path in stdlib.files(library):
+        text = (library / path).read_text()
+        (tmp_path / path).write_text(text.replace("Return the sum", "Return the sum. " + "x" * MAX_PROMPT_CHARACTERS))
+    prompts = PythonStdlib(root=str(tmp_path)).prompts("train")
+    assert prompts
+    assert {c.category for c in prompts} == {"method"}
+
+
+def test_the_interpreters_own_library_has_every_split() -> None:
+    source = PythonStdlib()
+    assert len(source.conversations("train")) > 2000
+    assert len(source.prompts("test")) > 100
+    assert {c.category for c in source.prompts("validation", 50)} == {"function", "method"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("dev", None), "split 'dev' is unknown"), (("train", 0), "limit of conversations is 0")],
+)
+def test_bad_requests_are_refused(library: Path, arguments: tuple[str, int | None], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        PythonStdlib(root=str(library)).conversations(*arguments)
+
+
+def test_a_folder_without_functions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no documented functions"):
+        PythonStdlib(root=str(tmp_path)).conversations("train")
+    with pytest.raises(UserError, match="does not exist"):
+        PythonStdlib(root=str(tmp_path / "nowhere")).conversations("train")

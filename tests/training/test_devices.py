@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+from specdraft.errors import UserError
+from specdraft.training import devices
+
+
+def test_each_rank_claims_its_own_gpu(monkeypatch):
+    claimed: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for asked in ("auto", 2, "0,3", [4, 5]):
+        devices.claim_gpu({"accelerator": "gpu", "devices": asked})
+    devices.claim_gpu({"accelerator": "cpu", "devices": 2})
+    assert claimed == [1, 1, 3, 5]
+    with pytest.raises(UserError, match=r"trainer\.devices is two"):
+        devices.world_size({"accelerator": "cpu", "devices": "two", "num_nodes": 1})
+
+
+def test_listed_devices_are_counted_on_every_node(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert devices.world_size({"accelerator": "gpu", "devices": "0,2", "num_nodes": 2}) == 4
+    assert devices.world_size({"accelerator": "auto", "devices": "auto", "num_nodes": 1}) == 8
