@@ -196,6 +196,7 @@ class Trials:
         self.module, self.path, self.tests, self.accepted, self.jobs = module, path, tests, accepted, jobs
         self.source = path.read_text("utf-8")
         self.outcome = Outcome()
+        self.survived: set[tuple[str, str, str]] = set()
 
     def pytest_runtestloop(self, session: Any) -> bool:
         if session.testsfailed or not session.items:
@@ -206,14 +207,13 @@ class Trials:
         began = time.monotonic()
         self.baseline = self.measure()
         found = mutants(self.source)
-        keys = {mutant.key for mutant in found}
         self.outcome.total = len(found)
-        self.outcome.stale = [" | ".join(key) for key in sorted(self.accepted - keys)]
         for number, (mutant, became) in enumerate(self.run(found), start=1):
             self.count(mutant, became)
             if number % 25 == 0 or number == len(found):
                 seconds = time.monotonic() - began
                 print(f"{self.module}: {number} of {len(found)}, {seconds:.0f} s", file=sys.stderr, flush=True)
+        self.outcome.stale = [" | ".join(key) for key in sorted(self.accepted - self.survived)]
         self.outcome.survivors.sort(key=lambda entry: entry["line"])
         self.outcome.seconds = round(time.monotonic() - began, 1)
         return True
@@ -306,9 +306,8 @@ class Trials:
         if became != "survived":
             self.outcome.killed += 1
             self.outcome.timeouts += became == "timeout"
-            if mutant.key in self.accepted:
-                self.outcome.stale.append(" | ".join(mutant.key))
             return
+        self.survived.add(mutant.key)
         if mutant.key in self.accepted:
             self.outcome.accepted += 1
             return
