@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
 
-SEQUENCE_LENGTH = 512  # tokens
+LENGTH = 512  # tokens of a training sequence
 
 
 def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[list[int]]]:
@@ -32,8 +32,8 @@ def sequences(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng:
         whole = int(weight)
         chosen += kinds[kind] * whole + rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
     # Long files are cut before shuffling: otherwise one module fills several neighboring batches.
-    pieces = [ids[start : start + SEQUENCE_LENGTH] for ids in chosen for start in range(0, len(ids), SEQUENCE_LENGTH)]
+    pieces = [ids[start : start + LENGTH] for ids in chosen for start in range(0, len(ids), LENGTH)]
     rng.shuffle(pieces)
     stream = [token for piece in pieces for token in piece]
-    ends = range(SEQUENCE_LENGTH, len(stream) + 1, SEQUENCE_LENGTH)
-    return [stream[end - SEQUENCE_LENGTH : end] for end in ends]
+    ends = range(LENGTH, len(stream) + 1, LENGTH)
+    return [stream[end - LENGTH : end] for end in ends]

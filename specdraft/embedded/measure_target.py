@@ -15,8 +15,8 @@ import torch
 from specdraft.data.sources.prompts import STDLIB, encode, load_prompts
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
-from specdraft.embedded.corpus import SEQUENCE_LENGTH, documents
-from specdraft.evaluation.distinctness import distinct_ngrams
+from specdraft.embedded.corpus import LENGTH, documents
+from specdraft.evaluation.results import distinct_ngrams
 from specdraft.files import atomic_file
 from specdraft.targets import Target
 
@@ -44,7 +44,7 @@ The library is the Python Software Foundation's, under the PSF License Agreement
 def held_out_loss(target: Target, docs: list[list[int]], limit: int = 200) -> float:
     """Mean negative log likelihood (nats per token) of the beginnings of up to ``limit`` documents."""
     total, count = 0.0, 0
-    for ids in (ids[:SEQUENCE_LENGTH] for ids in docs[:limit] if len(ids) > 1):
+    for ids in (ids[:LENGTH] for ids in docs[:limit] if len(ids) > 1):
         tokens = torch.tensor(ids)
         features = target.features(tokens[None], torch.arange(len(ids))[None], ())
         logits = target.logits(features.last[0, :-1]).float()

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
-from specdraft.embedded.corpus import SEQUENCE_LENGTH, documents, sequences
+from specdraft.embedded.corpus import LENGTH, documents, sequences
 from specdraft.embedded.measure_target import write_card
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.files import atomic_directory, atomic_file
@@ -79,7 +79,7 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
         first = state["step"]
     forward = torch.compile(model.model) if compile_model else model.model
     decay_from = int(steps * STABLE)
-    bar = tqdm(range(first, steps), initial=first, total=steps, unit="token", unit_scale=BATCH * SEQUENCE_LENGTH)
+    bar = tqdm(range(first, steps), initial=first, total=steps, unit="token", unit_scale=BATCH * LENGTH)
     for step in bar:
         stage, offset = (mixed, step) if step < decay_from else (final, step - decay_from)
         batch = torch.tensor([stage[(offset * BATCH + i) % len(stage)] for i in range(BATCH)])

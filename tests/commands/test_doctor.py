@@ -1,4 +1,4 @@
-"""``python -m specdraft.doctor`` from a checkpoint to its report."""
+"""``specdraft doctor`` from a checkpoint to its report."""
 
 import sys
 

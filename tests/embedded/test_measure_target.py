@@ -1,47 +1,35 @@
-"""What the model card says is measured."""
+"""The card of a target says what was measured."""
 
 import math
+import shutil
 
 import pytest
 import torch
 
-from specdraft.data.sources.prompts import Prompt
 from specdraft.embedded import measure_target
-from specdraft.embedded.measure_target import distinctness, held_out_loss, write_card
-from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
-from tests.embedded.common import SOURCE
+from specdraft.targets.loading import location
 from tests.fakes import tiny_llama
 
 
-@pytest.fixture
-def target(monkeypatch):
-    tokenizer = train_tokenizer([SOURCE] * 50, vocab_size=300, context=256)
-    prompts = [Prompt(str(i), "function", ({"role": "user", "content": f"def f{i}():"},)) for i in range(3)]
-    monkeypatch.setattr(measure_target, "load_prompts", lambda name, limit: prompts)
-    monkeypatch.setattr(measure_target, "NEW_TOKENS", 24)
-    return Target.from_model(tiny_llama(300, 256), tokenizer=tokenizer)
+def test_the_loss_is_a_mean_over_tokens():
+    model = tiny_llama(vocab_size=64)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    target = Target.from_model(model)
+    documents = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
+    assert measure_target.held_out_loss(target, documents) == pytest.approx(math.log(64))
 
 
-def test_the_held_out_loss_is_that_of_transformers(target):
-    docs = [[1, 5, 9, 200, 7, 31], [2], [8, 4, 250]]
-    total = 0.0
-    for ids in (docs[0], docs[2]):  # one token alone predicts nothing
-        tokens = torch.tensor([ids])
-        total += float(target.model(tokens, labels=tokens).loss) * (len(ids) - 1)
-    assert held_out_loss(target, docs) == pytest.approx(total / 7, rel=1e-5)
-
-
-def test_greedy_answers_repeat_themselves_more_than_sampled_ones(target):
-    assert 0 < distinctness(target, 0.0) < distinctness(target, 1.0) <= 1
-
-
-def test_the_card(target, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Target, "load", lambda *args, **kwargs: target)
-    monkeypatch.setattr(measure_target, "documents", lambda tokenizer, split: {"library": [[1, 5, 9]], "tests": []})
-    loss = held_out_loss(target, [[1, 5, 9]])
-    write_card(tmp_path, steps=1020)
-    card = (tmp_path / "README.md").read_text()
-    assert f"| library | {loss:.3f} | {math.exp(loss):.1f} |" in card and "tests |" not in card
-    assert "for 1,020 steps of 8,192 tokens on Python's own standard library" in card
-    assert card.count("| temperature ") == 3 and capsys.readouterr().out.strip() == card.strip()
+def test_the_card_has_every_figure(tmp_path, monkeypatch, capsys):
+    shutil.copytree(location("embedded://tiny"), tmp_path / "target")
+    documents = {"library": [[0, *range(10, 40)]], "chat": [[0, *range(40, 60)]], "tests": []}
+    monkeypatch.setattr(measure_target, "documents", lambda tokenizer, split: documents)
+    monkeypatch.setattr(measure_target, "PROMPTS", 1)
+    monkeypatch.setattr(measure_target, "NEW_TOKENS", 8)
+    measure_target.write_card(tmp_path / "target", steps=7)
+    card = (tmp_path / "target" / "README.md").read_text()
+    assert capsys.readouterr().out.rstrip() == card.rstrip()
+    assert "11.3M parameters" in card and "for 7 steps" in card
+    assert "| library | " in card and "| chat | " in card and "| tests | " not in card
+    assert all(f"| temperature {temperature} | " in card for temperature in ("0", "0.8", "1"))

@@ -7,7 +7,7 @@ from specdraft.data.sources import stdlib
 from specdraft.embedded import recipe
 from specdraft.embedded.recipe import PEAK_LR, config, learning_rate, train
 from specdraft.targets import Target
-from tests.embedded.common import SOURCE
+from tests.fakes import tiny_llama
 
 
 def test_the_learning_rate_warms_up_stays_and_falls():
@@ -16,11 +16,12 @@ def test_the_learning_rate_warms_up_stays_and_falls():
     assert rates[650:] == sorted(rates[650:], reverse=True) and rates[-1] == pytest.approx(0.02 * PEAK_LR)
 
 
-def test_a_run_writes_the_target_and_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_run_writes_the_target_and_goes_on_where_it_was(source, tmp_path, monkeypatch):
     files = [f"module_{index}.py" for index in range(60)] + [f"test/test_{index}.py" for index in range(4)]
     monkeypatch.setattr(stdlib, "files", lambda: files)
-    monkeypatch.setattr(stdlib, "read", lambda path: f"# {path}\n{SOURCE * 4}")
+    monkeypatch.setattr(stdlib, "read", lambda path: f"# {path}\n{source * 4}")
     monkeypatch.setattr(recipe, "VOCAB", 300)
+    monkeypatch.setattr(recipe, "config", lambda tokenizer: tiny_llama(300, 1024).config)
     monkeypatch.setattr(recipe, "BATCH", 2)
     cards = []
     monkeypatch.setattr(recipe, "write_card", lambda out, steps: cards.append((out, steps)))

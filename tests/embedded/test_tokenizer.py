@@ -1,18 +1,8 @@
-"""The tokenizer is lossless and its chat template marks what is to learn."""
-
-import pytest
-
-from specdraft.embedded.tokenizer import train_tokenizer
-from tests.embedded.common import SOURCE
+"""The tokenizer is lossless, and its template marks what is to be learned."""
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([SOURCE] * 50, vocab_size=300, context=64)
-
-
-def test_any_text_survives_the_tokenizer(tokenizer):
-    for text in (SOURCE, "\tx = 'äöü 漢字 \U0001f600'\r\n\n\n        return 12345678\n", "<|end|> as text"):
+def test_any_text_survives_the_tokenizer(tokenizer, source):
+    for text in (source, "\tx = 'äöü 漢字 \U0001f600'\r\n\n\n        return 12345678\n", "<|end|> as text"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
