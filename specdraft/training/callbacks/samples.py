@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.trace import Trace, segments
-from specdraft.evaluation.report.token_view import KEY, STYLE, colored
+from specdraft.evaluation.report.token_view import answer_page
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 
@@ -70,9 +70,7 @@ def _position_rows(step: int, counts: AcceptanceCounts) -> list[list[Any]]:
 
 def answer_html(trace: Trace, length: int, tokenizer: Any) -> str:
     """The first ``length`` tokens of the answer as a page that shows the status of each."""
-    head = f'<head><meta charset="utf-8"><style>:root {{ color-scheme: light dark; }}{STYLE}</style></head>'
-    body = KEY + colored(segments(trace, length, tokenizer))
-    return f"<!doctype html><html>{head}<body>{body}</body></html>"
+    return answer_page(segments(trace, length, tokenizer))
 
 
 def _text(tokens: Sequence[int], tokenizer: Any) -> str:
