@@ -21,7 +21,7 @@ import torch
 
 from common import median_ratio, print_table, write_result
 from specdraft.data.sources.prompts import check_lengths, encode, load_prompts
-from specdraft.decoding.decoder import Decoder, cut
+from specdraft.decoding.decoder import Decoder, truncate
 from specdraft.drafters.checkpoint import check_target, load_drafter, read_config
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup
@@ -77,7 +77,7 @@ def measure(
     """Tokens and seconds of every contender, summed over the prompts of a round."""
     outputs: dict[str, list[list[int]]] = {}
     for name, generate in contenders.items():  # not timed: the first call of each prepares things
-        outputs[name] = [cut(generate(prompt), limit, eos) for prompt in prompts]
+        outputs[name] = [truncate(generate(prompt), limit, eos) for prompt in prompts]
     wall = {name: [0.0] * rounds for name in contenders}
     cpu = {name: [0.0] * rounds for name in contenders}
     for turn, prompt in itertools.product(range(rounds), prompts):

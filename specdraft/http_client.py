@@ -1,6 +1,6 @@
 """A server's client: many requests side by side, one policy of trying again, JSON in and out.
 
-Threads send the requests. To end early, their sockets are shut down, so that nobody waits for an answer to come.
+Threads send the requests. To end early, their sockets are shut down, so that no thread goes on waiting for an answer.
 """
 
 import json
@@ -22,7 +22,7 @@ from specdraft.errors import UserError
 _TRY_AGAIN = {408, 409, 425, 429}  # and every 5xx
 _LONGEST_WAIT = 60.0  # seconds between two attempts
 _LONGEST_CONNECT = 30.0  # seconds
-_SHOWN = 300  # characters of what a server says
+_SHOWN = 300  # characters of a server's message
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -106,7 +106,7 @@ class HttpClient:
         """
 
         def work(item: Item) -> Answer:
-            # Not left to whoever reads the futures: that is another thread, and hears of it after the next was sent.
+            # Checked here, because the thread that reads the futures learns of a failure after the next was sent.
             if self._ended.is_set():
                 raise self._failure or UserError("the requests were ended")
             try:

@@ -71,7 +71,7 @@ class Preparation:
     benchmark: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Raise UserError for settings that cannot be meant."""
+        """Raise UserError for impossible settings."""
         if self.num_proc is not None and self.num_proc < 1:
             raise UserError(f"data.num_proc is {self.num_proc}: expected a positive number of processes, or null")
         _ = self.generation

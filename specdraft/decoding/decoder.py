@@ -1,9 +1,9 @@
 """The decode loop: one loop for plain decoding and for drafting, for one request and for many side by side.
 
-Each round: the drafter proposes a tree behind the last emitted token of every request, the target reads all of them in
+Each round: the drafter proposes a tree after the last emitted token of every request, the target reads all of them in
 one pass, the rule accepts a path and adds one token of the target's own. What was rejected is taken back from the
-target's cache. Requests accept different numbers of tokens, so the cache's rows are ragged; a request that ends makes
-room for the next one.
+target's cache. Requests accept different numbers of tokens, so they differ in length; one that ends makes room for the
+next one.
 
 Accounting is vLLM's: the prompt's pass emits the first token and is no round; every later target pass is one; drafted
 tokens that were accepted count even where they run past the end of text or the token limit.
@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from specdraft.decoding import rules
 from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding.padded import Reading, pad_pass
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import Shape, as_shape
 from specdraft.decoding.trace import Round, Trace
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Generation:
-    """What one request produced. tokens: emitted ids, cut behind the first end of text and at the limit.
+    """What one request produced. tokens: emitted ids up to the first end of text, which stays, and up to the limit.
 
     drafted, accepted, nodes: per round, levels drafted (a chain's tokens), tokens accepted, and nodes verified.
     divergence: per round, of a lossy rule on chains, the total variation of its first token from the target.
@@ -58,12 +61,41 @@ class _Request:
     """A request under way. number: its place among the prompts; state: the drafter's."""
 
     number: int
+    prompt_length: int
     limit: int
     generator: torch.Generator | None
     result: Generation
     state: Any = None
     read: int = 0  # tokens in which the end of text was looked for
     tree: DraftTree = field(default_factory=DraftTree.empty)
+
+    @property
+    def held(self) -> int:
+        """Tokens that the target has read: all but the last one."""
+        return self.prompt_length + len(self.result.tokens) - 1
+
+    def emit(self, verdict: rules.Verdict, drafted: bool) -> list[int]:
+        """Note a verified draft, and count it if there is a drafter; returns the emitted tokens."""
+        tree, result, path = self.tree, self.result, list(verdict.path)
+        emitted = [*tree.tokens[path].tolist(), verdict.next_token]
+        result.tokens += emitted
+        if result.trace is not None:
+            result.trace.rounds.append(Round.of(tree, verdict))
+        if drafted:
+            result.drafted.append(tree.depth)
+            result.accepted.append(len(path))
+            result.nodes.append(len(tree))
+        return emitted
+
+
+@contextmanager
+def _timed(requests: Sequence[_Request], name: str) -> Iterator[None]:
+    """Add the seconds inside to each request's result: what is done for all counts whole for each."""
+    started = time.perf_counter()
+    yield
+    spent = time.perf_counter() - started
+    for request in requests:
+        setattr(request.result, name, getattr(request.result, name) + spent)
 
 
 class Decoder:
@@ -133,14 +165,14 @@ class Decoder:
         cache = self.target.new_cache(0)
         while True:
             while len(active) < batch_size and (number := next(waiting, None)) is not None:
-                request, row = self._begin(number, prompts[number], max_new_tokens, seeds[number])
+                request, own = self._begin(number, prompts[number], max_new_tokens, seeds[number])
                 if self._finished(request):
                     yield number, self._end(request)
                     continue
                 if active:
-                    cache.join(row)
+                    cache.join(own)
                 else:
-                    cache = row
+                    cache = own
                 active.append(request)
             if not active:
                 return
@@ -176,7 +208,7 @@ class Decoder:
             first = int(logits.argmax(-1))
         else:
             first = int(sample(self.sampling.probabilities(logits), generator))
-        request = _Request(number, limit, generator, Generation([first]))
+        request = _Request(number, len(prompt_ids), limit, generator, Generation([first]))
         if self.trace:
             request.result.trace = Trace(list(prompt_ids), first)
         if drafter is not None:
@@ -186,85 +218,68 @@ class Decoder:
         return request, cache
 
     def _round(self, active: list[_Request], cache: RewindableCache) -> None:
-        """Draft, verify, accept; every request emits at least one token."""
-        started = time.perf_counter()
-        target, drafter, held = self.target, self.drafter, cache.lengths  # the last emitted tokens are not yet held
-        if drafter is not None:
-            self._draft(drafter, active, held)
-        drafting = time.perf_counter() - started if drafter is not None else 0.0
+        """Draft, verify, accept, commit (2211.17192, algorithm 1); every request emits at least one token."""
+        with _timed(active, "decode_seconds"):
+            self._draft(active)
+            logits, features = self._verify(active, cache)
+            verdicts = [self._accept(request, after) for request, after in zip(active, logits, strict=True)]
+            self._commit(active, verdicts, features, cache)
 
-        features = self._verify(active, cache, held)
-        logits = target.logits(features.last)  # [B, N + 1, V]
-        if self.sampling.greedy:
-            best = logits.argmax(-1)
-        emitted: list[torch.Tensor] = []  # by every request, and the features of the positions before
-        behind: list[Features] = []
-        for row, (request, length) in enumerate(zip(active, held, strict=True)):
-            tree, result = request.tree, request.result
-            here = slice(0, len(tree) + 1)
-            if self.sampling.greedy:
-                verdict = rules.greedy(tree, best[row, here])
-            else:
-                p = self.sampling.probabilities(logits[row, here])
-                verdict = self.rule(tree, p, request.generator)
-                if isinstance(self.rule, rules.LossyRule) and tree.is_chain:
-                    result.divergence.append(self.rule.divergence(tree, p))
-            cache.keep(row, length + 1, verdict.path)
-            new = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
-            result.tokens += new
-            if result.trace is not None:
-                result.trace.rounds.append(Round.of(tree, verdict))
-            if drafter is not None:
-                result.drafted.append(tree.depth)
-                result.accepted.append(len(verdict.path))
-                result.nodes.append(len(tree))
-                read = [0, *(node + 1 for node in verdict.path)]
-                emitted.append(torch.tensor(new, device=target.device))
-                behind.append(type(features)(*(part[row : row + 1, read] for part in features)))
-        if drafter is not None:
-            before = time.perf_counter()
-            drafter.advance_batch([request.state for request in active], emitted, behind)
-            drafting += time.perf_counter() - before
-        spent = time.perf_counter() - started
+    def _draft(self, active: list[_Request]) -> None:
+        """Give every request its draft, which may not run past the context: the target has nothing to say there."""
+        drafting: list[_Request] = []
+        shapes: list[Shape] = []
         for request in active:
-            request.result.decode_seconds += spent
-            request.result.draft_seconds += drafting
-
-    def _draft(self, drafter: Drafter, active: list[_Request], held: list[int]) -> None:
-        """Give every request its draft, which may not run past the context: behind it the target has nothing to say."""
-        assert self.shape is not None
-        drafting: list[tuple[_Request, Shape]] = []
-        for request, length in zip(active, held, strict=True):
             request.tree = DraftTree.empty(self.target.device)
-            if (room := self.target.max_length - length - 1) >= 1:
-                drafting.append((request, self.shape.cut(room)))
-        if not drafting:
+            room = self.target.max_length - request.held - 1
+            if self.shape is not None and room >= 1:
+                drafting.append(request)
+                shapes.append(self.shape.truncate(room))
+        if self.drafter is None or not drafting:
             return
-        states, generators = [each.state for each, _ in drafting], [each.generator for each, _ in drafting]
-        drafts = drafter.draft_batch(states, [shape for _, shape in drafting], self.sampling, generators)
-        for (request, _), tree in zip(drafting, drafts, strict=True):
+        states, generators = [each.state for each in drafting], [each.generator for each in drafting]
+        with _timed(active, "draft_seconds"):
+            drafts = self.drafter.draft_batch(states, shapes, self.sampling, generators)
+        for request, tree in zip(drafting, drafts, strict=True):
             request.tree = tree
 
-    def _verify(self, active: list[_Request], cache: RewindableCache, held: list[int]) -> Features:
-        """The target's features ``[B, N + 1, ...]`` of the last emitted token and of every node behind it."""
-        target, device = self.target, self.target.device
-        layers = self.drafter.layers if self.drafter is not None else ()
+    def _verify(self, active: list[_Request], cache: RewindableCache) -> tuple[Tensor, Features]:
+        """The target's logits ``[B, N + 1, V]`` and features after the last emitted token and after every node."""
+        layers = () if self.drafter is None else self.drafter.layers
+        last = [request.result.tokens[-1] for request in active]
         if len(active) == 1 and active[0].tree.is_chain:  # the common case needs no mask
-            last = torch.tensor([active[0].result.tokens[-1]], device=device)
-            return target.step(torch.cat([last, active[0].tree.tokens])[None], cache, layers)
-        size = 1 + max(len(request.tree) for request in active)
-        tokens = torch.zeros((len(active), size), dtype=torch.int64, device=device)
-        positions = torch.zeros((len(active), size), dtype=torch.int64)
-        visible = torch.zeros((len(active), size, max(held) + size), dtype=torch.bool)
-        for row, (request, length) in enumerate(zip(active, held, strict=True)):
-            tree, count = request.tree, len(request.tree)
-            tokens[row, 0] = request.result.tokens[-1]
-            tokens[row, 1 : 1 + count] = tree.tokens
-            positions[row] = length
-            positions[row, 1 : 1 + count] += torch.tensor(tree.depths, dtype=torch.int64)
-            visible[row, :, : length + 1] = True  # the text and the last token; also what padding looks at
-            visible[row, 1 : 1 + count, length + 1 : length + 1 + count] = tree.ancestors()
-        return target.step(tokens, cache, layers, positions.to(device), visible.to(device))
+            tokens = torch.cat([torch.tensor(last, device=self.target.device), active[0].tree.tokens])
+            features = self.target.step(tokens[None], cache, layers)
+        else:
+            readings = [Reading.tree(token, each.tree, each.held) for token, each in zip(last, active, strict=True)]
+            ids, positions, visible = pad_pass(readings)
+            features = self.target.step(ids, cache, layers, positions, visible)
+        return self.target.logits(features.last), features
+
+    def _accept(self, request: _Request, logits: Tensor) -> rules.Verdict:
+        """The path that the rule accepts, and the target's own token after it."""
+        tree = request.tree
+        logits = logits[: len(tree) + 1]
+        if self.sampling.greedy:
+            return rules.greedy(tree, logits.argmax(-1))
+        p = self.sampling.probabilities(logits)
+        if isinstance(self.rule, rules.LossyRule) and tree.is_chain:
+            request.result.divergence.append(self.rule.divergence(tree, p))
+        return self.rule(tree, p, request.generator)
+
+    def _commit(
+        self, active: list[_Request], verdicts: list[rules.Verdict], features: Features, cache: RewindableCache
+    ) -> None:
+        """Emit what was accepted, tell the drafter, and take the rest back from the target's cache."""
+        emitted: list[Tensor] = []
+        before: list[Features] = []  # of the positions before each emitted token
+        for index, (request, verdict) in enumerate(zip(active, verdicts, strict=True)):
+            cache.keep(index, request.held + 1, verdict.path)
+            emitted.append(torch.tensor(request.emit(verdict, self.drafter is not None), device=self.target.device))
+            before.append(features.at(index, [0, *(node + 1 for node in verdict.path)]))
+        if self.drafter is not None:
+            with _timed(active, "draft_seconds"):
+                self.drafter.advance_batch([request.state for request in active], emitted, before)
 
     def _finished(self, request: _Request) -> bool:
         tokens, new = request.result.tokens, request.result.tokens[request.read :]
@@ -272,11 +287,11 @@ class Decoder:
         return len(tokens) >= request.limit or not self.target.eos_token_ids.isdisjoint(new)
 
     def _end(self, request: _Request) -> Generation:
-        request.result.tokens = cut(request.result.tokens, request.limit, self.target.eos_token_ids)
+        request.result.tokens = truncate(request.result.tokens, request.limit, self.target.eos_token_ids)
         return request.result
 
 
-def cut(tokens: Sequence[int], limit: int, eos_token_ids: frozenset[int]) -> list[int]:
+def truncate(tokens: Sequence[int], limit: int, eos_token_ids: frozenset[int]) -> list[int]:
     """The tokens up to ``limit`` and to the first end of text, which stays: how every decoder's output is counted."""
     kept = list(tokens[:limit])
     for index, token in enumerate(kept):

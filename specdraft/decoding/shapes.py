@@ -65,7 +65,7 @@ class StaticTree:
         """Whether no node has two children."""
         return len(self.paths) == self.depth
 
-    def cut(self, depth: int) -> "StaticTree":
+    def truncate(self, depth: int) -> "StaticTree":
         """The first ``depth`` levels."""
         if depth >= self.depth:
             return self
@@ -103,7 +103,7 @@ class DynamicTree:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"the dynamic tree's {name} is {value}: expected a whole number of at least 1")
 
-    def cut(self, depth: int) -> "DynamicTree":
+    def truncate(self, depth: int) -> "DynamicTree":
         """The first ``depth`` levels."""
         return self if depth >= self.depth else DynamicTree(depth, self.top_k, self.num_nodes)
 

@@ -1,7 +1,9 @@
 """What every drafter is: a module with one face for training and two for decoding."""
 
+import copy
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -37,9 +39,11 @@ class Drafter(nn.Module, ABC):
     """Constructor arguments that shape the training alone, so that a checkpoint may be trained on with others."""
 
     reads_every_last: ClassVar[bool] = True
-    """Whether training reads the last hidden state of every position, not only of those before a token to be learnt."""
+    """Whether training reads every last hidden state, not only those before a token to be learned."""
 
     target: Target | None = None
+
+    _arguments: dict[str, Any]
 
     def bind(self, target: Target) -> None:
         """Borrow what the drafter shares with the target (an embedding, say); it is never saved with the drafter."""
@@ -53,10 +57,11 @@ class Drafter(nn.Module, ABC):
         """The features of a batch to train on, which a drafter may disturb by chance; never asked for in validation."""
         return features
 
-    def count_rows(self, batch: Batch) -> Tensor | None:
-        """How many rows of a batch each of the S means of the loss is over, ``[S]``; None for a loss of another kind.
+    def count_supervised(self, batch: Batch) -> Tensor | None:
+        """How many positions of a batch each of the S means of the loss is over, ``[S]``; None for another kind of
+        loss.
 
-        With it the loss of a step is the mean over the rows of all ranks and accumulated batches, whatever their
+        With it the loss of a step is the mean over the positions of all ranks and accumulated batches, whatever their
         number; without, each batch counts alike.
         """
         return None
@@ -66,13 +71,13 @@ class Drafter(nn.Module, ABC):
     ) -> TrainingLoss:
         """The loss of a packed batch. Training-free drafters have none.
 
-        ``totals``: what the S sums over rows are divided by, given to drafters that count their rows; None: the rows
-        of this batch.
+        ``totals``: what the S sums over positions are divided by, given to drafters that count theirs; None: the
+        positions of this batch.
         """
         raise TypeError(f"{type(self).__name__} has nothing to train")
 
     def training_flops(self, row_length: int) -> tuple[float, float]:
-        """FLOPs per token of a training step, (forward, backward), if every position of the rows is supervised.
+        """FLOPs per token of a training step, (forward, backward), if every position is supervised.
 
         An estimate from the trained matrices, each used once; drafters that unroll or attend say more.
         """
@@ -96,7 +101,7 @@ class Drafter(nn.Module, ABC):
 
     @abstractmethod
     def advance(self, state: Any, tokens: Tensor, features: Features) -> None:
-        """Take in n emitted tokens ``[n]``; row j of ``features [1, n, ...]`` is the position *before* ``tokens[j]``.
+        """Take in n emitted tokens ``[n]``; ``features [1, n, ...]`` at j are of the position *before* ``tokens[j]``.
 
         The first call brings the prompt from its second token on, and the first token that the target emitted.
         """
@@ -105,7 +110,7 @@ class Drafter(nn.Module, ABC):
     def draft(self, state: Any, shape: Shape, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
         """Propose what follows the last emitted token, in this ``shape`` or a part of it; ``state`` stays as it was.
 
-        ``sampling`` shapes the q of sampled drafts. ``growth.grow`` makes any shape of a function from node to logits.
+        ``sampling`` shapes the q of sampled drafts; ``draft_tree_builder.grow`` makes any shape.
         """
 
     def advance_batch(self, states: Sequence[Any], tokens: Sequence[Tensor], features: Sequence[Features]) -> None:
@@ -125,7 +130,7 @@ class Drafter(nn.Module, ABC):
     ) -> list[DraftTree]:
         """``draft`` for requests that are decoded side by side; each draws from its own generator.
 
-        One after the other, unless a drafter knows how to draft them together (``growth.grow_batch``).
+        One after the other, unless a drafter knows how to draft them together (``draft_tree_builder.grow_batch``).
         """
         return [
             self.draft(state, shape, sampling, generator)
@@ -138,4 +143,31 @@ class Drafter(nn.Module, ABC):
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able: what rebuilds the module before its weights are loaded."""
-        return {}
+        return copy.deepcopy(getattr(self, "_arguments", {}))
+
+
+class BatchDrafter(Drafter):
+    """A drafter that drafts for several requests in shared passes; one request is a batch of one."""
+
+    def draft(self, state: Any, shape: Shape, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
+        """See ``Drafter``."""
+        return self.draft_batch([state], [shape], sampling, [generator])[0]
+
+    @abstractmethod
+    def draft_batch(
+        self,
+        states: Sequence[Any],
+        shapes: Sequence[Shape],
+        sampling: Sampling,
+        generators: Sequence[torch.Generator | None],
+    ) -> list[DraftTree]:
+        """See ``Drafter``."""
+
+
+def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor that begins with ``constructor_arguments(locals())``, as JSON has them.
+
+    Those that it hands on as ``**shared`` are left out: the constructor that takes them notes them.
+    """
+    own = {name: value for name, value in variables.items() if name not in ("self", "__class__", "shared")}
+    return json.loads(json.dumps(own, default=lambda value: dict(value) if isinstance(value, Mapping) else list(value)))

@@ -1,10 +1,10 @@
 """Independent draft models: a small causal LM of its own, distilled from the target (2211.17192; 2310.08461).
 
-B = batch or requests, T = tokens, R = B*T rows of the flat batch, m = nodes of a level, H = the draft's hidden size,
-V = vocabulary.
+B = batch or requests, T = tokens, R = B*T positions of the flat batch, n = supervised ones, m = nodes of a level, H =
+the draft's hidden size, V = vocabulary.
 
-The draft has the target's tokenizer and vocabulary. Row r predicts token r+1, and its teacher is the target's
-distribution at the same row. ``LanguageModel`` runs it in training and in decoding, as it runs the target.
+The draft has the target's tokenizer and vocabulary. Position r predicts token r+1, and its teacher is the target's
+distribution at the same position. ``LanguageModel`` runs it in training and in decoding, as it runs the target.
 """
 
 import copy
@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdraft.decoding.cache import CachesSideBySide, RewindableCache
+from specdraft.decoding.padded import Reading, pad_pass
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.base import Drafter, TrainingLoss
-from specdraft.drafters.draft_start import attention, find_start, take_weights
+from specdraft.drafters.base import BatchDrafter, Drafter, TrainingLoss, constructor_arguments
+from specdraft.drafters.draft_start import attention, build_model, find_start, take_weights
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
-from specdraft.drafters.objective import DraftHead, call_with_weights, objective
+from specdraft.drafters.objective import call_with_weights, lending_head, objective
 from specdraft.drafters.on_policy import continue_answers
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
@@ -34,6 +35,7 @@ from specdraft.losses.divergence import divergence as find_divergence
 from specdraft.targets import Features, LanguageModel, Target
 from specdraft.targets.batch import Batch
 from specdraft.tensors import keeping_buffers
+from specdraft.text import reason
 
 
 @dataclass
@@ -44,7 +46,7 @@ class DraftState:
     cache: RewindableCache
 
 
-class DraftModel(Drafter):
+class DraftModel(BatchDrafter):
     """A transformers causal LM as a drafter.
 
     - ``model`` is its configuration, ``model_type`` included, so that ``config()`` alone rebuilds it.
@@ -74,6 +76,7 @@ class DraftModel(Drafter):
         Raises UserError for a configuration or LoRA options that transformers or peft refuse, a head that the loss
         cannot fuse, an unknown divergence, or a share outside 0..1.
         """
+        arguments = constructor_arguments(locals())
         super().__init__()
         if not 0 <= on_policy <= 1:
             raise UserError(f"on_policy is {on_policy}: expected a share of the documents from 0 to 1")
@@ -83,18 +86,11 @@ class DraftModel(Drafter):
                 "on_policy with divergence=cross_entropy would teach the draft its own tokens: expected a divergence "
                 "from the target's distribution, such as forward_kl"
             )
-        self._arguments: dict[str, Any] = {
-            "model": json.loads(json.dumps(dict(model))),
-            "attn_implementation": attn_implementation,
-            "lora": None,
-            "divergence": divergence,
-            "on_policy": on_policy,
-            "activation_checkpointing": activation_checkpointing,
-        }
-        self.model: Any = self._plain()
+        self._arguments = arguments | {"lora": None}
+        self.model: Any = build_model(self._arguments["model"], attn_implementation)
         if activation_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.model.set_output_embeddings(_lending(self.model))
+        self.model.set_output_embeddings(lending_head(self.model))
         self.language_model = LanguageModel(self.model)
         self.register_state_dict_post_hook(_leave_out_ties)
         self.register_load_state_dict_pre_hook(_restore_ties)
@@ -159,15 +155,11 @@ class DraftModel(Drafter):
             self.model = get_peft_model(self.model, LoraConfig(**options))
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"peft refuses model.drafter.lora ({_one_line(error)}): expected r, alpha, target_modules, or other "
+                f"peft refuses model.drafter.lora ({reason(error)}): expected r, alpha, target_modules, or other "
                 "options of its LoraConfig"
             ) from error
         if self.model.get_base_model().get_output_embeddings() is not self.language_model.head:
             raise UserError("model.drafter.lora adapts the LM head: expected target_modules without it")
-
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return copy.deepcopy(self._arguments)
 
     def served(self) -> Drafter:
         """Itself, or with adapters a copy that has them merged."""
@@ -184,7 +176,7 @@ class DraftModel(Drafter):
         """A plain transformers model of the same logits, for ``save_pretrained``; it shares no memory with this one."""
         served = self.served()
         assert isinstance(served, DraftModel)
-        model = served._plain()
+        model = build_model(self._arguments["model"], self._arguments["attn_implementation"])
         with keeping_buffers(model):
             model.to(self.language_model.device, self.language_model.dtype)
         model.load_state_dict(served.model.state_dict())
@@ -206,19 +198,19 @@ class DraftModel(Drafter):
         self.train(training)
         return batch
 
-    def count_rows(self, batch: Batch) -> Tensor:
-        """One mean, over all rows. An answer continued by the draft may end earlier than the text that is counted."""
-        return torch.tensor([len(_supervised(batch))])
+    def count_supervised(self, batch: Batch) -> Tensor:
+        """One mean, over all. An answer continued by the draft may end earlier than the text that is counted."""
+        return batch.before_learned().sum()[None]
 
     def training_loss(
         self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
     ) -> TrainingLoss:
-        """The mean divergence over all rows whose next token is to be learnt and of the same document."""
+        """The mean divergence over all positions whose next token is to be learned and of the same document."""
         self.bind(target)
         model = self.language_model
-        rows = _supervised(batch)
+        supervised = batch.before_learned().flatten().nonzero()[:, 0]  # [n]
         last = model.features(batch.input_ids, batch.position_ids).last.flatten(0, 1)  # [R, H]
-        step = Step(last[rows] * model.logit_scale, rows, 1.0, total=None if totals is None else totals[0])
+        step = Step(last[supervised] * model.logit_scale, supervised, 1.0, total=None if totals is None else totals[0])
         labels = batch.input_ids.flatten().roll(-1)
         teacher = Teacher(features.last.flatten(0, 1), target.logits, None, labels)
         return call_with_weights([model.head], lambda weights: objective(weights, teacher, [step], self.divergence))
@@ -231,15 +223,6 @@ class DraftModel(Drafter):
         """Note the tokens; they are read with the next draft."""
         state.text += tokens.tolist()
 
-    def draft(
-        self, state: DraftState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
-    ) -> DraftTree:
-        """A chain or tree, behind one pass over all that was emitted and is not yet read.
-
-        That pass includes the last token of a fully accepted round, which no draft has read before.
-        """
-        return self.draft_batch([state], [shape], sampling, [generator])[0]
-
     @torch.inference_mode()
     def draft_batch(
         self,
@@ -248,100 +231,50 @@ class DraftModel(Drafter):
         sampling: Sampling,
         generators: Sequence[torch.Generator | None],
     ) -> list[DraftTree]:
-        """A pass over what is not yet read, and one for each level of all drafts."""
-        model, caches, emitted = self.language_model, [state.cache for state in states], []
-        unread = []
+        """A pass over what was emitted and is not yet read, and one for each level of all drafts.
+
+        The first includes the last token of a fully accepted round, which no draft has read before.
+        """
+        model, caches = self.language_model, [state.cache for state in states]
+        emitted = [len(state.text) for state in states]
+        unread: list[Reading] = []
         for state, cache in zip(states, caches, strict=True):
-            emitted.append(len(state.text))
             if cache.length == len(state.text):  # this text was drafted from before
                 cache.crop(len(state.text) - 1)
-            tokens = torch.tensor(state.text[cache.length :], device=model.device)
-            if len(states) > 1 and not cache.length and len(tokens) > 1:
+            if len(states) > 1 and not cache.length and len(state.text) > 1:
                 # A prompt is read alone: the others would be padded to its length.
-                self._read([cache], [tokens[:-1]])
-                tokens = tokens[-1:]
-            unread.append(tokens)
+                self._read([cache], [self._text(state, len(state.text) - 1)])
+            unread.append(self._text(state, len(state.text)))
         last = torch.cat([hidden[-1:] for hidden in self._read(caches, unread)])  # [B, H]
 
         def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:
-            tokens = [level.tokens for level in levels.values()]
-            hidden = self._read([caches[number] for number in levels], tokens, list(levels.values()))
-            return model.logits(torch.cat(hidden)).split([len(each) for each in tokens])  # [m, V] each
+            readings = []
+            for number, (tokens, _, depth, seen) in levels.items():
+                positions = torch.full_like(tokens, emitted[number] + depth - 1)
+                readings.append(Reading(tokens, positions, seen, caches[number].length))
+            hidden = self._read([caches[number] for number in levels], readings)
+            return model.logits(torch.cat(hidden)).split([len(each) for each in hidden])  # [m, V] each
 
         drafts = grow_batch(model.logits(last), expand, shapes, sampling, generators, Vocabulary(model.vocab_size))
         for cache, length in zip(caches, emitted, strict=True):
             cache.crop(length)
         return drafts
 
-    def _read(
-        self, caches: Sequence[RewindableCache], tokens: Sequence[Tensor], levels: Sequence[Level] | None = None
-    ) -> list[Tensor]:
-        """Read tokens ``[m]`` behind each cache, as text or as ``levels`` of drafts -> the hidden states ``[m, H]``."""
-        model = self.language_model
-        seen = [None] * len(caches) if levels is None else [level.seen for level in levels]
-        if len(caches) == 1 and seen[0] is None:  # the common case needs no mask
-            return [model.step(tokens[0][None], caches[0]).last[0]]
-        held, size = [cache.length for cache in caches], max(map(len, tokens))
-        ids = tokens[0].new_zeros((len(caches), size))
-        positions = torch.zeros_like(ids)
-        visible = torch.zeros((*ids.shape, max(held) + size), dtype=torch.bool, device=ids.device)
-        visible[..., 0] = True  # what padding looks at
-        for row, (read, length) in enumerate(zip(tokens, held, strict=True)):
-            end, tree = length + len(read), seen[row]
-            here = slice(0, len(read))
-            ids[row, here] = read
-            if levels is None or tree is None:
-                positions[row, here] = torch.arange(length, end, device=ids.device)
-                visible[row, here, :end] = visible.new_ones(len(read), end).tril(length)
-            else:
-                text = end - tree.shape[1]
-                positions[row, here] = text + levels[row].depth - 1
-                visible[row, here, :text] = True
-                visible[row, here, text:end] = tree
+    def _text(self, state: DraftState, end: int) -> Reading:
+        """What is not yet read of a text up to ``end``."""
+        held = state.cache.length
+        return Reading.text(torch.tensor(state.text[held:end], device=self.language_model.device), held)
+
+    def _read(self, caches: Sequence[RewindableCache], readings: Sequence[Reading]) -> list[Tensor]:
+        """Read on after each cache -> the hidden states ``[m, H]``."""
+        if len(caches) == 1 and readings[0].seen is None:  # the common case needs no mask
+            return [self.language_model.step(readings[0].tokens[None], caches[0]).last[0]]
+        ids, positions, visible = pad_pass(readings)
         together = caches[0] if len(caches) == 1 else CachesSideBySide(caches)
-        last = model.step(ids, together, (), positions, visible).last  # [B, size, H]
-        for cache, length, read in zip(caches, held, tokens, strict=True):
-            cache.crop(length + len(read))
-        return [last[row, : len(read)] for row, read in enumerate(tokens)]
-
-    def _plain(self) -> PreTrainedModel:
-        """The transformers model of the configuration, with random weights."""
-        try:
-            config = AutoConfig.for_model(**self._arguments["model"])
-            model = AutoModelForCausalLM.from_config(
-                config, attn_implementation=self._arguments["attn_implementation"], trust_remote_code=False
-            )
-        except Exception as error:  # transformers and huggingface_hub raise a dozen kinds
-            raise UserError(
-                f"transformers cannot build the draft ({_one_line(error)}): expected a configuration that it knows; "
-                "check model.drafter"
-            ) from error
-        return model
-
-
-def _supervised(batch: Batch) -> Tensor:
-    """The flat rows ``[n]`` whose next token is to be learnt and of the same document."""
-    follows = batch.loss_mask[:, 1:] & (batch.document_ids[:, 1:] == batch.document_ids[:, :-1])
-    follows = nn.functional.pad(follows & (batch.document_ids[:, 1:] >= 0), (0, 1))  # [B, T]
-    return follows.flatten().nonzero()[:, 0]
-
-
-def _lending(model: PreTrainedModel) -> DraftHead:
-    """The model's head, with the same weight, as one that lends it. Raises UserError if the loss cannot fuse it."""
-    head: Any = model.get_output_embeddings()
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None or cap is not None:
-        raise UserError(
-            f"the head of {type(model).__name__} is not a plain projection: expected one without bias and without "
-            "final_logit_softcapping, which the loss of a draft cannot fuse; choose another architecture"
-        )
-    lending = DraftHead(head.in_features, head.out_features, bias=False, device="meta")
-    lending.weight = head.weight
-    return lending
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+        last = self.language_model.step(ids, together, (), positions, visible).last  # [B, n, H]
+        for cache, (tokens, _, _, held) in zip(caches, readings, strict=True):
+            cache.crop(held + len(tokens))
+        return [each[: len(reading.tokens)] for each, reading in zip(last, readings, strict=True)]
 
 
 def _tied(draft: DraftModel) -> list[str]:

@@ -1,11 +1,11 @@
 """Heads on the target's last hidden state: what Medusa and Hydra share.
 
-R = rows of the flat batch, n = rows of a head, m = nodes of a level, H = hidden size, Vd = draft vocabulary.
+R = positions of the flat batch, n = positions of a head, m = nodes of a level, H = hidden size, Vd = draft vocabulary.
 
-- Row r's hidden state is the one after the final norm, from which the target itself predicts token r+1. Head i predicts
-  token r+2+i from it, so that k heads draft k levels from one target pass.
+- Position r's hidden state is the one after the final norm, from which the target itself predicts token r+1. Head i
+  predicts token r+2+i from it, so that k heads draft k levels from one target pass.
 - A head is a block of residual layers, zero-initialized and so the identity at first, and a projection that starts from
-  the target's own rows: an untrained head says what the target says at its row (2401.10774, section 2.1).
+  the target's own rows: an untrained head says what the target says at its position (2401.10774, section 2.1).
 - The logit scale of a target (Cohere, Granite) is part of those first rows, because serving engines apply none to a
   head. A soft-cap cannot be part of a linear projection; it keeps the order of tokens, and training fits the rest.
 - One ``hidden`` serves training and decoding.
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.alignment import align, count_rows
-from specdraft.drafters.base import Drafter, TrainingLoss
+from specdraft.drafters.alignment import align, count_supervised
+from specdraft.drafters.base import BatchDrafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Level, grow_batch
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.vocabulary import DraftVocabulary
@@ -56,13 +56,13 @@ class ResidualBlock(nn.Module):
 
 @dataclass
 class HeadsState:
-    """A request: the newest row's hidden state ``[1, H]``, and the token ``[1, 1]`` that was emitted from it."""
+    """A request: the newest position's hidden state ``[1, H]``, and the token ``[1, 1]`` that was emitted from it."""
 
     last: Tensor | None = None
     token: Tensor | None = None
 
 
-class Heads(DraftVocabulary, Drafter):
+class Heads(DraftVocabulary, BatchDrafter):
     """``num_heads`` heads; a subclass says what each reads.
 
     Parameters carry vLLM's names: ``blocks.{head}.layers.{layer}.{weight,bias}`` and ``lm_heads.{head}.weight``, with
@@ -91,19 +91,12 @@ class Heads(DraftVocabulary, Drafter):
 
         Raises UserError for no head or layer, an unknown divergence, or a draft vocabulary larger than the vocabulary.
         """
+        arguments = constructor_arguments(locals())
         super().__init__()
         for name, value in (("num_heads", num_heads), ("num_layers", num_layers)):
             if value < 1:
                 raise UserError(f"{name} is {value}: expected at least 1")
-        self._arguments = {
-            "hidden_size": hidden_size,
-            "vocab_size": vocab_size,
-            "draft_vocab_size": draft_vocab_size,
-            "num_heads": num_heads,
-            "num_layers": num_layers,
-            "head_decay": head_decay,
-            "divergence": divergence,
-        }
+        self._arguments = arguments
         self.num_heads, self.head_decay = num_heads, head_decay
         self.divergence = find_divergence(divergence)
         self.register_vocabulary(vocab_size, draft_vocab_size, persistent=draft_vocab_size < vocab_size)
@@ -141,29 +134,25 @@ class Heads(DraftVocabulary, Drafter):
         last: ``[n, H]``. path: ``[n, head + 1]``, the tokens from the emitted one on.
         """
 
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return dict(self._arguments)
-
-    def count_rows(self, batch: Batch) -> Tensor:
+    def count_supervised(self, batch: Batch) -> Tensor:
         """Of every head."""
-        return count_rows(batch, self.num_heads)
+        return count_supervised(batch, self.num_heads)
 
     def training_loss(
         self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
     ) -> TrainingLoss:
-        """Per head the mean divergence over its supervised rows, times ``head_decay**head``; step s of the metrics is
-        head s. The teacher of head i at row r is the target's distribution at row r+1+i."""
+        """Per head the mean divergence over its supervised positions, times ``head_decay**head``; step s of the metrics
+        is head s. The teacher of head i at position r is the target's distribution at r+1+i."""
         self.bind(target)
         alignment = align(batch, self.num_heads)
         last = features.last.flatten(0, 1)  # [R, H]
         since = torch.arange(1, 1 + self.num_heads, device=last.device)
         steps = []
-        for head, rows in enumerate(alignment.rows):  # one without rows stays: other ranks wait for its gradient
-            path = alignment.tokens[rows[:, None] + since[: head + 1]]  # [n, head + 1]
-            hidden = self.hidden(head, last[rows].to(self.dtype), path)
+        for head, at in enumerate(alignment.supervised):  # an empty one stays: other ranks wait for its gradient
+            path = alignment.tokens[at[:, None] + since[: head + 1]]  # [n, head + 1]
+            hidden = self.hidden(head, last[at].to(self.dtype), path)  # [n, H]
             total = None if totals is None else totals[head]
-            steps.append(Step(hidden, rows + 1 + head, self.head_decay**head, head, total))
+            steps.append(Step(hidden, at + 1 + head, self.head_decay**head, head, total))
         labels = alignment.tokens[1 : 1 + len(last)]
         teacher = Teacher(last, target.logits, self.vocabulary.ids, labels)
         projections = cast("list[DraftHead]", list(self.lm_heads))
@@ -174,14 +163,8 @@ class Heads(DraftVocabulary, Drafter):
         return HeadsState()
 
     def advance(self, state: HeadsState, tokens: Tensor, features: Features) -> None:
-        """Keep the newest row; the heads see no other."""
+        """Keep the newest position; the heads see no other."""
         state.last, state.token = features.last[0, -1:].to(self.dtype), tokens[-1:, None]
-
-    def draft(
-        self, state: HeadsState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
-    ) -> DraftTree:
-        """A chain or tree of at most ``num_heads`` levels."""
-        return self.draft_batch([state], [shape], sampling, [generator])[0]
 
     def draft_batch(
         self,
@@ -198,9 +181,9 @@ class Heads(DraftVocabulary, Drafter):
         def logits(head: int, numbers: Sequence[int]) -> list[Tensor]:
             counts = [len(paths[number]) for number in numbers]
             asked = counts if self.reads_path else [1] * len(counts)  # else one answer serves all nodes of a request
-            read = torch.cat([last[number].expand(rows, -1) for number, rows in zip(numbers, asked, strict=True)])
-            behind = torch.cat([paths[number][:rows] for number, rows in zip(numbers, asked, strict=True)])
-            answers = self.lm_heads[head](self.hidden(head, read, behind)).split(asked)
+            read = torch.cat([last[number].expand(count, -1) for number, count in zip(numbers, asked, strict=True)])
+            path = torch.cat([paths[number][:count] for number, count in zip(numbers, asked, strict=True)])
+            answers = self.lm_heads[head](self.hidden(head, read, path)).split(asked)
             return [answer.expand(count, -1) for answer, count in zip(answers, counts, strict=True)]
 
         def expand(levels: Mapping[int, Level]) -> list[Tensor]:
@@ -208,9 +191,9 @@ class Heads(DraftVocabulary, Drafter):
                 paths[number] = torch.cat([paths[number][level.parents], level.tokens[:, None]], dim=1)
             return logits(next(iter(levels.values())).depth, list(levels))
 
-        cut = [shape.cut(self.num_heads) for shape in shapes]
+        truncated = [shape.truncate(self.num_heads) for shape in shapes]
         first = torch.cat(logits(0, range(len(states))))
-        return grow_batch(first, expand, cut, sampling, generators, self.vocabulary)
+        return grow_batch(first, expand, truncated, sampling, generators, self.vocabulary)
 
     @property
     def dtype(self) -> torch.dtype:

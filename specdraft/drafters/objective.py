@@ -1,6 +1,6 @@
 """What trained drafters minimize, and what they count on the way: one function for all of them.
 
-n = supervised rows of a step, H = hidden size, Vd = draft vocabulary.
+n = supervised positions of a step, H = hidden size, Vd = draft vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from specdraft.drafters.base import TrainingLoss
+from specdraft.errors import UserError
 from specdraft.losses.chunked import Head, Step, StepResult, Teacher, distillation_loss
 from specdraft.losses.divergence import Divergence
 
@@ -26,6 +28,20 @@ class DraftHead(nn.Linear):
     def forward(self, given: Tensor | Callable[[Tensor], Any]) -> Any:
         """Logits ``[..., Vd]`` of hidden states ``[..., H]``, or what a function makes of the weight ``[Vd, H]``."""
         return super().forward(given) if isinstance(given, Tensor) else given(self.weight)
+
+
+def lending_head(model: PreTrainedModel) -> DraftHead:
+    """The model's head, with the same weight, as a ``DraftHead``. Raises UserError if the loss cannot fuse it."""
+    head: Any = model.get_output_embeddings()
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    if type(head) is not nn.Linear or getattr(head, "bias", None) is not None or cap is not None:
+        raise UserError(
+            f"the head of {type(model).__name__} is not a plain projection: expected one without bias and without "
+            "final_logit_softcapping, which the loss of a draft cannot fuse; choose another architecture"
+        )
+    lending = DraftHead(head.in_features, head.out_features, bias=False, device="meta")
+    lending.weight = head.weight
+    return lending
 
 
 def call_with_weights(heads: Sequence[DraftHead], use: Callable[[list[Tensor]], T]) -> T:
@@ -45,8 +61,8 @@ def objective(
     """The loss of a draft's steps, at least one, each looking one position further than the one before.
 
     Metrics per step i: loss_sum, alpha_sum (expected acceptances of a sampled token), match_sum (the draft's best token
-    is the target's, at every step so far), each over ``row_total`` rows. Of the first step also out_of_vocabulary_mass:
-    the probability that the target gives to tokens which cannot be drafted.
+    is the target's, at every step so far), each over ``row_total`` positions. Of the first step also
+    out_of_vocabulary_mass: the probability that the target gives to tokens which cannot be drafted.
     """
     loss, results = distillation_loss(weights, teacher, steps, divergence)
     return TrainingLoss(loss, _metrics(steps, results))
@@ -56,14 +72,14 @@ def _metrics(steps: Sequence[Step], results: Sequence[StepResult]) -> dict[str, 
     metrics: dict[str, Tensor] = {}
     matched = results[0].matched
     for index, (step, result) in enumerate(zip(steps, results, strict=True)):
-        if index > 0:  # a row that was left out needs no prefix: rows only ever get fewer
+        if index > 0:  # a position that was left out needs no prefix: they only ever get fewer
             kept = torch.searchsorted(steps[index - 1].positions + 1, step.positions)
             matched = matched[kept] & result.matched
         metrics[f"step_{index}/loss_sum"] = result.loss_sum
         metrics[f"step_{index}/alpha_sum"] = result.alpha_sum
         metrics[f"step_{index}/match_sum"] = matched.sum()
         metrics[f"step_{index}/row_total"] = torch.tensor(len(matched), device=matched.device)
-    rows = metrics["step_0/row_total"]
-    metrics["out_of_vocabulary_mass_sum"] = rows - results[0].mass_sum
-    metrics["out_of_vocabulary_mass_total"] = rows
+    total = metrics["step_0/row_total"]
+    metrics["out_of_vocabulary_mass_sum"] = total - results[0].mass_sum
+    metrics["out_of_vocabulary_mass_total"] = total
     return metrics

@@ -8,7 +8,6 @@ Occurrences are indexed as tokens arrive: a draft costs a few dictionary look-up
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.base import Drafter
+from specdraft.drafters.base import Drafter, constructor_arguments
 from specdraft.errors import UserError
 from specdraft.targets import Features
 
@@ -34,14 +33,15 @@ class PromptLookup(Drafter):
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         """Raises UserError unless 1 <= min_ngram <= max_ngram."""
+        arguments = constructor_arguments(locals())
         super().__init__()
         if not 1 <= min_ngram <= max_ngram:
             raise UserError(
                 f"prompt lookup with min_ngram={min_ngram} and max_ngram={max_ngram}: "
                 "expected 1 <= min_ngram <= max_ngram"
             )
-        self.max_ngram = max_ngram
-        self.min_ngram = min_ngram
+        self._arguments = arguments
+        self.max_ngram, self.min_ngram = max_ngram, min_ngram
 
     def start(self, first_token: int, max_length: int) -> PromptLookupState:
         """A text of one token."""
@@ -67,7 +67,3 @@ class PromptLookup(Drafter):
                 break
         device = None if self.target is None else self.target.device
         return DraftTree.chain(torch.tensor(found, dtype=torch.int64, device=device))
-
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {"max_ngram": self.max_ngram, "min_ngram": self.min_ngram}

@@ -168,11 +168,14 @@ def summarize(
             row[f"accepted {position}"] += own.accepted_per_position[position]
     columns = torch.tensor([[row[name] for name in names] for row in sums.values()], dtype=torch.float64)  # [P, C]
 
-    def estimate(statistic: Callable[[dict[str, Tensor]], Tensor]) -> Estimate:
+    def estimate(
+        statistic: Callable[[dict[str, Tensor]], Tensor], bounds: Interval = (1.0, 1.0 + num_draft_tokens)
+    ) -> Estimate:
         def of_sums(table: Tensor) -> Tensor:  # [R, C] -> [R]
             return statistic(dict(zip(names, table.unbind(-1), strict=True)))
 
-        return Estimate(of_sums(columns.sum(0, keepdim=True)).item(), bootstrap_interval(columns, of_sums, seed=seed))
+        interval = bootstrap_interval(columns, of_sums, seed=seed, bounds=bounds)
+        return Estimate(of_sums(columns.sum(0, keepdim=True)).item(), interval)
 
     total = dict(zip(names, columns.sum(0).tolist(), strict=True))
     draft_seconds = sum(request.drafted.draft_seconds for request in requests)
@@ -200,7 +203,8 @@ def summarize(
         requests=len(requests),
         counts=counts,
         conditional_acceptance_interval=[
-            estimate(partial(_share, f"accepted {i}", f"reached {i}")).interval for i in range(num_draft_tokens)
+            estimate(partial(_share, f"accepted {i}", f"reached {i}"), (0.0, 1.0)).interval
+            for i in range(num_draft_tokens)
         ],
         acceptance_length=estimate(lambda s: 1 + s["accepted"] / s["rounds"]),
         acceptance_length_per_request=estimate(lambda s: s["tau"] / s["with_rounds"]),
@@ -208,7 +212,9 @@ def summarize(
         tokens_per_second=_divide(total["tokens"], total["seconds"]),
         baseline_tokens=int(total["baseline_tokens"]),
         baseline_tokens_per_second=_divide(total["baseline_tokens"], total["baseline_seconds"]),
-        speedup=estimate(lambda s: (s["tokens"] / s["seconds"]) / (s["baseline_tokens"] / s["baseline_seconds"])),
+        speedup=estimate(
+            lambda s: (s["tokens"] / s["seconds"]) / (s["baseline_tokens"] / s["baseline_seconds"]), (0.0, math.inf)
+        ),
         decoding_speedup=decoding_rate * target_step,
         draft_step_seconds=draft_step,
         target_step_seconds=target_step,

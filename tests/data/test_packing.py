@@ -1,3 +1,4 @@
+import pickle
 import random
 import re
 from pathlib import Path
@@ -6,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from specdraft.data.packing import pack, pack_flat, padding
-from specdraft.data.tokenization.cache import flatten
+from specdraft.data.packing import PackedSegments, pack, pack_flat, padding
+from specdraft.data.tokenization.cache import cached_examples, flatten, in_chunks
 from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
 from specdraft.targets.batch import Batch
+from tests.data.written import same
 
 
 def examples(count: int, longest: int, seed: int = 0) -> list[Example]:
@@ -101,11 +103,11 @@ def test_a_mapped_file_packs_like_tokens_in_memory_and_does_not_stay_there(tmp_p
     flat = flatten(examples(400, 4000))
     flat.tokens.astype("<i4").tofile(tmp_path / "tokens.bin")
     mapped = np.memmap(tmp_path / "tokens.bin", "<i4", "r")
-    rows, report = pack_flat(flat._replace(tokens=mapped), 64)
+    packed, report = pack_flat(flat._replace(tokens=mapped), 64)
     assert _resident(mapped) == 0 < mapped.nbytes
     expected, same = pack_flat(flat, 64)
     assert report == same and report.split > 300
-    for name, values in vars(rows.whole()).items():
+    for name, values in vars(packed.whole()).items():
         assert torch.equal(values, getattr(expected.whole(), name))
     assert _resident(mapped) > 0
 
@@ -136,3 +138,20 @@ def test_nothing_to_learn_is_refused() -> None:
         pack([Example([1, 2], [False, False])], 64)
     with pytest.raises(UserError, match="sequence_length is 1"):
         pack(examples(2, 4), 1)
+
+
+def test_sequences_are_made_when_asked_for_also_in_another_process(tmp_path: Path) -> None:
+    given = [Example(list(range(2, 2 + n)), [i % 3 > 0 for i in range(n)]) for n in (3, 40, 7, 2, 16, 15, 33)]
+    expected, _ = pack(given, 16)
+    found = cached_examples(tmp_path, 0, 64, lambda notes: in_chunks(given))
+    packed, _ = pack_flat(found.flat, 16)
+    assert same(packed.whole(), expected)
+    order = [3, 0, 3, 1]
+    sent: PackedSegments = pickle.loads(pickle.dumps(packed))
+    assert isinstance(sent.tokens, np.memmap)
+    for some in (packed, sent):
+        chosen = some.__getitems__(order)
+        assert all(torch.equal(value, vars(expected)[name][order]) for name, value in vars(chosen).items())
+    behind = packed.__getitems__([len(packed), len(packed) + 5])
+    assert (behind.document_ids == -1).all()
+    assert not behind.loss_mask.any()

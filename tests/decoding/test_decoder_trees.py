@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdraft.decoding.cache import RewindableCache
-from specdraft.decoding.decoder import Decoder, Generation, cut
+from specdraft.decoding.decoder import Decoder, Generation, truncate
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTree
@@ -185,7 +185,7 @@ def test_requests_that_end_at_different_times_make_room(answers, untrained, shap
     model.generation_config.eos_token_id = ends
     target = Target.from_model(model)
     prompts = answers.prompts[:20]
-    expected = [cut(answer, NEW_TOKENS, frozenset(ends)) for answer in answers.continuations[:20]]
+    expected = [truncate(answer, NEW_TOKENS, frozenset(ends)) for answer in answers.continuations[:20]]
     assert len({len(answer) for answer in expected}) > 5  # from at once to the limit
     for drafter in (untrained(target), Oracle(answers.prompts, answers.continuations)):
         decoder = Decoder(target, drafter, shape)

@@ -69,12 +69,12 @@ def test_a_dynamic_tree_needs_whole_numbers(name, value):
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 9])
 def test_cut_keeps_the_first_levels(depth):
-    static = StaticTree(BUSHY.paths, sampled=False).cut(depth)
+    static = StaticTree(BUSHY.paths, sampled=False).truncate(depth)
     assert static.paths == tuple(path for path in BUSHY.paths if len(path) <= depth)
     assert static.depth == min(depth, 3)
     assert not static.sampled
-    assert StaticTree.chain(3).cut(depth) == StaticTree.chain(min(depth, 3))
-    assert DynamicTree(3, 2, 5).cut(depth) == DynamicTree(min(depth, 3), 2, 5)
+    assert StaticTree.chain(3).truncate(depth) == StaticTree.chain(min(depth, 3))
+    assert DynamicTree(3, 2, 5).truncate(depth) == DynamicTree(min(depth, 3), 2, 5)
 
 
 def test_names_say_what_is_drafted():

@@ -24,12 +24,12 @@ def test_rows_start_behind_an_emitted_token_and_end_with_the_answer():
     # prompt 0 1 2 | answer 3 4 5 6
     aligned = align(batch([[7]], [[0, 0, 0, 1, 1, 1, 1]], 7), 4)
     # Row 2 (the last prompt token) is the first: token 3 was emitted by the target, the head drafts 4.
-    assert [rows.tolist() for rows in aligned.rows] == [[2, 3, 4], [2, 3], [2], []]
+    assert [each.tolist() for each in aligned.supervised] == [[2, 3, 4], [2, 3], [2], []]
 
 
 def test_the_prompt_is_never_supervised():
     aligned = align(batch([[6]], [[0, 0, 0, 0, 0, 1]], 6), 2)
-    assert [rows.tolist() for rows in aligned.rows] == [[], []]
+    assert [each.tolist() for each in aligned.supervised] == [[], []]
 
 
 def test_no_step_crosses_a_document_border_or_a_row_of_the_batch():
@@ -37,14 +37,14 @@ def test_no_step_crosses_a_document_border_or_a_row_of_the_batch():
     aligned = align(batch([[4, 4], [3, 3]], mask, 8), 3)
     starts = aligned.starts.tolist()
     assert starts == [0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 11, 11, 11, 14, 14]
-    assert [rows.tolist() for rows in aligned.rows] == [[0, 1, 4, 5, 8, 11], [0, 4], []]
+    assert [each.tolist() for each in aligned.supervised] == [[0, 1, 4, 5, 8, 11], [0, 4], []]
 
 
 def test_a_second_turn_is_not_reached_through_the_prompt_between():
     aligned = align(batch([[8]], [[0, 1, 1, 1, 0, 1, 1, 1]], 8), 3)
-    assert [rows.tolist() for rows in aligned.rows] == [[0, 1, 4, 5], [0, 4], []]
+    assert [each.tolist() for each in aligned.supervised] == [[0, 1, 4, 5], [0, 4], []]
 
 
 def test_supervised_padding_is_ignored():
     aligned = align(batch([[3]], [[1, 1, 1, 1, 1, 1]], 6), 1)
-    assert [rows.tolist() for rows in aligned.rows] == [[0]]
+    assert [each.tolist() for each in aligned.supervised] == [[0]]

@@ -83,18 +83,18 @@ def test_training_logits_equal_decoding_logits(kind, options, target, packed, mo
     trained = training_logits(drafter, packed, monkeypatch)
     aligned, features = align(packed, HEADS), features_of(target, packed)
     checked = 0
-    for row in aligned.rows[0].tolist():
+    for row in aligned.supervised[0].tolist():
         first = int(aligned.starts[row])
         state = drafter.start(int(aligned.tokens[first]), 64)
         known = Features(*(part.flatten(0, 1)[None, first : row + 1] for part in features))
         drafter.advance(state, aligned.tokens[first + 1 : row + 2], known)
         path = aligned.tokens[row + 2 : row + 1 + HEADS].tolist()
         for head, decoded in enumerate(logits_along(drafter, state, path, monkeypatch)):
-            place = (aligned.rows[head] == row).nonzero()[:, 0]
+            place = (aligned.supervised[head] == row).nonzero()[:, 0]
             if len(place):
                 torch.testing.assert_close(decoded, trained[head][place[0]], rtol=1e-10, atol=1e-10)
                 checked += 1
-    assert checked == sum(map(len, aligned.rows)) > 60
+    assert checked == sum(map(len, aligned.supervised)) > 60
 
 
 @both
@@ -208,7 +208,7 @@ def test_cross_entropy_reads_the_texts_own_tokens(kind, target, packed):
     features = features_of(target, packed)
     result = drafter.training_loss(packed, features, target)
     aligned = align(packed, 1)
-    rows = aligned.rows[0]
+    rows = aligned.supervised[0]
     hidden = drafter.hidden(0, features.last.flatten(0, 1)[rows], aligned.tokens[rows + 1][:, None])
     log_q = drafter.lm_heads[0](hidden).log_softmax(-1)
     index = torch.full((97,), -1)

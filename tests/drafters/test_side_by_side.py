@@ -89,7 +89,7 @@ def test_drafts_and_states_are_those_of_requests_alone(kind, shape, sampling):
     drafter = drafter_for(kind)
     texts = Texts(drafter)
     alone, together = ([drafter.start(int(text[0]), 4) for text in texts.texts] for _ in range(2))
-    shapes = [shape.cut(depth) for depth in (4, 1, 3, 4)]  # one ends with its first level
+    shapes = [shape.truncate(depth) for depth in (4, 1, 3, 4)]  # one ends with its first level
     drafted = 0
     for number, counts in enumerate([[1, 1, 1, 1], *ROUNDS]):
         tokens, features = texts.grow(counts)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from scipy import stats
 
-from specdraft.evaluation.bootstrap import bootstrap_interval
+from benchmarks.coverage import PROFILES, coverage
+from specdraft.evaluation.bootstrap import bootstrap_interval, student_quantile
 
 
 def mean(sums):
@@ -27,22 +29,26 @@ def test_width_of_a_mean_is_that_of_the_normal_theory():
     assert high - low == pytest.approx(2 * 1.96 * standard_error, rel=0.08)
 
 
-def test_coverage():
-    # 95 % intervals of 100 samples of 40 values: all but a few contain the true mean, and some miss it.
-    generator = torch.Generator().manual_seed(1)
-    covered = 0
-    for _ in range(100):
-        values = torch.rand(40, generator=generator, dtype=torch.float64)
-        low, high = bootstrap_interval(columns(values), mean, resamples=400)
-        covered += low <= 0.5 <= high
-    assert 87 <= covered <= 99
+@pytest.mark.parametrize(("prompts", "samples"), [(8, 800), (16, 500)])
+def test_few_prompts_are_covered(prompts, samples):
+    """Percentiles of the resampled values hold the truth in 87 % and 91 % of the cases of this simulation."""
+    found = coverage(PROFILES["ordinary"], prompts, samples, resamples=250, seed=1)
+    # Three standard errors of the simulation below the 94 % that benchmarks/coverage.py shows with more samples.
+    assert 0.94 - 3 * (0.94 * 0.06 / samples) ** 0.5 < found["bootstrap-t"] < 0.985
+    assert found["percentile"] < found["bootstrap-t"] - 0.02
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 7, 39, 500])
+@pytest.mark.parametrize("probability", [0.6, 0.975, 0.995])
+def test_students_quantiles(probability, freedom):
+    assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-3)
 
 
 def test_ratio_of_sums_weights_prompts_by_their_size():
     table = torch.tensor([[10.0, 10.0], [0.0, 1.0]])  # a long prompt with ratio 1, a short one with ratio 0
+    assert bootstrap_interval(table, mean, bounds=(0.0, 1.0)) == (0.0, 1.0)
     low, high = bootstrap_interval(table, mean)
-    assert (low, high) == (0.0, 1.0)
-    assert bootstrap_interval(table, mean, confidence=0.3, resamples=4000)[0] == pytest.approx(10 / 11)
+    assert (low + high) / 2 == pytest.approx(10 / 11)
 
 
 def test_seeded():

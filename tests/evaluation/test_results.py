@@ -40,11 +40,15 @@ def test_by_hand(requests):
         assert estimate.interval[0] <= estimate.value <= estimate.interval[1]
 
 
-def test_interval_ends_are_the_two_prompts(requests):
-    # Two prompts: more than 5 % of the resamples hold only the first, and as many only the second.
+def test_two_prompts_tell_next_to_nothing(requests):
+    """Student's distribution with one degree of freedom; what cannot be is left out."""
     result = summarize(requests, "fake", 0.0, 3)
-    assert result.acceptance_length.interval == (pytest.approx(1 + 5 / 3), pytest.approx(3.0))
-    assert result.speedup.interval == (pytest.approx((4 / 1.5) / (4 / 2.0)), pytest.approx((9 / 2.5) / (9 / 4.5)))
+    assert result.acceptance_length.interval == (1.0, 4.0)
+    low, high = result.speedup.interval
+    assert low == 0.0 and high > 4
+    assert all(
+        interval is None or 0 <= interval[0] <= interval[1] <= 1 for interval in result.conditional_acceptance_interval
+    )
 
 
 def test_turns_of_one_conversation_are_one_prompt(requests, generation):

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from specdraft.targets import Target
+from tests.data.store.conftest import making
 from tests.families import FAMILIES, LENGTH, Family, V
+
+__all__ = ["making"]
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 

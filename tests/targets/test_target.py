@@ -230,3 +230,13 @@ def test_identity_tells_models_apart_but_not_dtypes():
     assert other_weights.weights_hash != first.identity.weights_hash
     other_shape = Target.from_model(tiny_llama(intermediate_size=64), name="a").identity
     assert other_shape.config_hash != first.identity.config_hash
+
+
+def test_unknown_placements_and_missing_ranks_are_one_sentence(monkeypatch):
+    with pytest.raises(
+        UserError, match=r"target.placement is 'zero4': expected one of replicated, zero3, device_map, remote"
+    ):
+        Target.load("embedded://tiny", placement="zero4")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UserError, match=r"RANK is not set: .* start them with torchrun"):
+        Target.load("embedded://tiny", placement="zero3")

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from lightning import LightningDataModule, Trainer
+from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -24,6 +26,7 @@ from tests.training.forked import Ranks
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 VOCAB = 64
+CONF = str(Path(__file__).parents[2] / "conf")
 
 
 @pytest.fixture(scope="session")
@@ -183,3 +186,14 @@ def resumed():
         return first, torch.load(again / "result.pt", weights_only=True)["losses"]
 
     return resume
+
+
+@pytest.fixture
+def composed():
+    def build(*overrides: str):
+        with initialize_config_dir(CONF, version_base=None):
+            config = compose("train", list(overrides), return_hydra_config=True)
+        OmegaConf.set_struct(config, True)
+        return config
+
+    return build

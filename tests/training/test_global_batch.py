@@ -36,9 +36,9 @@ def test_uneven_parts_add_up_to_the_gradient_of_the_whole(family, target):
         return torch.autograd.grad(value, trained)
 
     whole = loss(rows)
-    totals = drafter.count_rows(rows).double().tolist()
+    totals = drafter.count_supervised(rows).double().tolist()
     parts = [part(rows, *ends) for ends in ((0, 2), (2, 3), (3, 10))]  # the second has nothing to learn
-    assert drafter.count_rows(parts[1]).sum() == 0
+    assert drafter.count_supervised(parts[1]).sum() == 0
     losses = [loss(each, totals) for each in parts]
     torch.testing.assert_close(sum(losses), whole)
     for together, alone in zip(zip(*map(gradient, losses), strict=True), gradient(whole), strict=True):
@@ -98,7 +98,7 @@ def test_totals_are_the_rows_of_all_ranks_over_the_batches_of_all_ranks(world_si
     first = part(rows, 0, len(rows.input_ids) // accumulate)
     others = 0.0 if world_size == 1 else 30.0
     totals = step_totals(trainer_with(Dealt(rows), world_size, accumulate, others), drafter, first, 6)
-    counts = drafter.count_rows(rows).tolist()
+    counts = drafter.count_supervised(rows).tolist()
     assert len(set(counts)) > 1
     assert totals == pytest.approx([(count + others) / (world_size * accumulate) for count in counts])
 
@@ -106,7 +106,7 @@ def test_totals_are_the_rows_of_all_ranks_over_the_batches_of_all_ranks(world_si
 def test_totals_are_unknown_without_our_data_or_without_counts(target, monkeypatch):
     drafter, rows = FAMILIES["eagle3"](target), make_rows()
     assert step_totals(trainer_with(SimpleNamespace()), drafter, rows, 6) is None
-    monkeypatch.setattr(drafter, "count_rows", lambda rows: None)
+    monkeypatch.setattr(drafter, "count_supervised", lambda rows: None)
     assert step_totals(trainer_with(Dealt(rows)), drafter, rows, 6) is None
 
 

@@ -190,7 +190,7 @@ class _Work:
                 for place in places:
                     dialogues[place].take(answers[place])
                 turn += 1
-        return shard.write(self.engine.name, [dialogue.outcome() for dialogue in dialogues])
+        return shard.write(self.engine.name, [dialogue.outcome for dialogue in dialogues])
 
     def _show_speed(self, tokens: int) -> None:
         self._tokens += tokens

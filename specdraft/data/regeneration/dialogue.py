@@ -8,7 +8,8 @@ belongs to that call.
 
 import hashlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.data.sources.base import Conversation, Message
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 
 
-class Outcome(NamedTuple):
+@dataclass
+class Outcome:
     """What became of a conversation.
 
     ``examples``: token ids with the (start, end) of each answer in them. Three things end a conversation early.
@@ -30,10 +32,10 @@ class Outcome(NamedTuple):
     """
 
     id: str
-    examples: list[tuple[Ids, list[Span]]]
-    shortened: bool
-    unfinished: bool
-    dropped: int
+    examples: list[tuple[Ids, list[Span]]] = field(default_factory=list)
+    shortened: bool = False
+    unfinished: bool = False
+    dropped: int = 0
     refused: str = ""
 
     @property
@@ -47,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 class Dialogue:
-    """One conversation under way: ``request`` and ``take`` in turns, until there is no request."""
+    """One conversation under way: ``request`` and ``take`` in turns until there is no request, then ``outcome``."""
 
     def __init__(
         self, target: "Target", conversation: Conversation, number: int, settings: RegenerationSettings, room: int
@@ -59,10 +61,7 @@ class Dialogue:
         self._said: list[Message] = []
         self._prompt: Ids = []
         self._turns = 0
-        self._examples: list[tuple[Ids, list[Span]]] = []
-        self._shortened = self._unfinished = False
-        self._dropped = 0
-        self._refused = ""
+        self.outcome = Outcome(conversation.id)
 
     def request(self) -> Request | None:
         """The next turn to answer; None at the conversation's end, and where a turn has no room or is refused."""
@@ -76,7 +75,7 @@ class Dialogue:
             else:
                 self._prompt = opening_ids(self.target.tokenizer, self.conversation)
         except RefusedError as error:
-            self._refused = str(error)
+            self.outcome.refused = str(error)
             self._rest.clear()
             return None
         if len(self._prompt) + self.settings.max_new_tokens > self.room:
@@ -89,8 +88,8 @@ class Dialogue:
     def take(self, answer: Ids) -> None:
         """The ids that the target answered the last request with.
 
-        None at all end the conversation, and so does an answer without an end mark: nobody asks on behind half a
-        sentence. It is learned as it is, without an end mark.
+        No ids end the conversation, and so does an answer without an end mark: the later turns would continue from half
+        a sentence. It is learned without an end mark.
         """
         if not answer:
             self._end_early()
@@ -98,26 +97,20 @@ class Dialogue:
         self._rest.popleft()
         self._turns += 1
         prompt = self._prompt
-        whole, spans = [*prompt, *answer], [(len(prompt), len(prompt) + len(answer))]
-        if self._examples and prompt[: len(self._examples[-1][0])] == self._examples[-1][0]:
-            spans = [*self._examples.pop()[1], *spans]
-        self._examples.append((whole, spans))
+        whole, spans, examples = [*prompt, *answer], [(len(prompt), len(prompt) + len(answer))], self.outcome.examples
+        if examples and prompt[: len(examples[-1][0])] == examples[-1][0]:
+            spans = [*examples.pop()[1], *spans]
+        examples.append((whole, spans))
         self._said.append(_reply(self.target, answer))
         if answer[-1] not in self.target.eos_token_ids:
-            self._unfinished = True
+            self.outcome.unfinished = True
             while self._rest:
-                self._dropped += _is_asked(self._rest)
+                self.outcome.dropped += _is_asked(self._rest)
                 self._rest.popleft()
-
-    def outcome(self) -> Outcome:
-        """What became of the conversation."""
-        return Outcome(
-            self.conversation.id, self._examples, self._shortened, self._unfinished, self._dropped, self._refused
-        )
 
     def _end_early(self) -> None:
         self._rest.clear()
-        self._shortened = self._turns > 0
+        self.outcome.shortened = self._turns > 0
 
     def _seed(self) -> int:
         name = f"{self.settings.seed}/{self.number}/{self._turns}"

@@ -28,7 +28,7 @@ class RegenerationSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise UserError for values that cannot be meant."""
+        """Raise UserError for impossible values."""
         if not self.temperatures or min(self.temperatures) < 0:
             raise UserError(
                 f"data.temperatures is {list(self.temperatures)}: expected a list of numbers from 0 (greedy) upwards"

@@ -1,7 +1,7 @@
 """Answered conversations on disk: a file per shard, whole or absent, with a journal beside it while it is made.
 
-A shard is a run of consecutive conversations, and its name a hash of their content and place: whoever asks for the same
-conversations again finds it, whatever follows them. Every answer is in the journal before the next one is waited for,
+A shard is a run of consecutive conversations, and its name a hash of their content and place: the same
+conversations are found again, whatever follows them. Every answer is in the journal before the next one is waited for,
 so that a killed process loses at most what was being decoded. A lock, which the operating system releases when its
 holder dies, keeps two processes from making the same shard.
 """
@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,12 +93,13 @@ class Shard:
     def outcomes(self) -> Iterator[Outcome]:
         """What became of the conversations, in order. Raises UserError if the shard is damaged."""
         for line in self._read()[1].splitlines():
-            outcome = Outcome(**json.loads(line))
-            yield outcome._replace(examples=[(ids, [(a, b) for a, b in spans]) for ids, spans in outcome.examples])
+            known = json.loads(line)
+            examples = [(ids, [(start, end) for start, end in spans]) for ids, spans in known.pop("examples")]
+            yield Outcome(examples=examples, **known)
 
     def write(self, engine: str, outcomes: Sequence[Outcome]) -> Header:
         """Put the finished shard in its place; the journal goes."""
-        body = "".join(json.dumps(outcome._asdict(), separators=(",", ":")) + "\n" for outcome in outcomes).encode()
+        body = "".join(json.dumps(asdict(outcome), separators=(",", ":")) + "\n" for outcome in outcomes).encode()
         header = Header(engine, Counts.of(outcomes), fingerprint(body, 64))
         for abandoned in self.path.parent.glob(f".{self.path.name}.*.tmp"):  # of a process that was killed here
             abandoned.unlink()
@@ -115,7 +117,7 @@ class Shard:
         return Journal(self._journal)
 
     def _tidy(self) -> None:
-        """Once the shard is there, nobody needs its journal, or its lock to find that nothing is left to do."""
+        """Once the shard is there, its journal and its lock are of no use."""
         self._journal.unlink(missing_ok=True)
         self._lock.unlink(missing_ok=True)
 

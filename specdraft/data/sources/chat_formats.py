@@ -76,14 +76,14 @@ def convert(record: Mapping[str, Any], form: str) -> Chat:
     dropped, and so are questions after the last answer.
     """
     if form == "text":
-        return Chat((), _text(record, "text"))
+        return Chat((), text_of(record, "text"))
     messages = _from_the_first_question(FORMS[form](record))
     return Chat(_up_to_the_last_answer(messages), None, _tools(record.get("tools")))
 
 
 def _openai(record: Mapping[str, Any]) -> list[Message]:
     key = "conversations" if "conversations" in record and "messages" not in record else "messages"
-    return [_message(value) for value in _list(record, key)]
+    return [_message(value) for value in list_of(record, key)]
 
 
 def _message(value: Any) -> Message:
@@ -108,11 +108,11 @@ def _flat(content: Any, may_be_missing: bool) -> str:
 
 def _sharegpt(record: Mapping[str, Any]) -> list[Message]:
     messages = _system(record)
-    for value in _list(record, "conversations"):
+    for value in list_of(record, "conversations"):
         speaker = value.get("from") if isinstance(value, Mapping) else None
         if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
             raise MalformedError(f"a turn is from {speaker!r}, expected one of {', '.join(_SHAREGPT_ROLES)}")
-        messages.append({"role": _SHAREGPT_ROLES[speaker], "content": _text(value, "value")})
+        messages.append({"role": _SHAREGPT_ROLES[speaker], "content": text_of(value, "value")})
     return messages
 
 
@@ -122,10 +122,10 @@ def _pair(record: Mapping[str, Any]) -> list[Message]:
         known = "; ".join(" and ".join(pair) for pair in PAIRS)
         raise MalformedError(f"no prompt and response, expected one of the pairs {known}")
     asks, answers = keys
-    prompt, context = _text(record, asks), record.get("input")
+    prompt, context = text_of(record, asks), record.get("input")
     if asks != "input" and isinstance(context, str) and context.strip():  # Alpaca: an instruction and its input
         prompt = f"{prompt}\n\n{_encodable(context)}"
-    answer = {"role": "assistant", "content": _text(record, answers)}
+    answer = {"role": "assistant", "content": text_of(record, answers)}
     return [*_system(record), {"role": "user", "content": prompt}, answer]
 
 
@@ -147,14 +147,16 @@ def _pair_of(record: Mapping[str, Any]) -> tuple[str, str] | None:
     return next((pair for pair in PAIRS if all(isinstance(record.get(key), str) for key in pair)), None)
 
 
-def _list(record: Mapping[str, Any], key: str) -> list[Any]:
+def list_of(record: Mapping[str, Any], key: str) -> list[Any]:
+    """The turns under a key. Raises MalformedError."""
     value = record.get(key)
     if not isinstance(value, list) or not value:
         raise MalformedError(f"{key!r} is no list of turns")
     return value
 
 
-def _text(record: Mapping[str, Any], key: str) -> str:
+def text_of(record: Mapping[str, Any], key: str) -> str:
+    """The text under a key, which is not empty. Raises MalformedError."""
     value = record.get(key)
     if not isinstance(value, str) or not value.strip():
         raise MalformedError(f"{key!r} is no text, or an empty one")
@@ -187,7 +189,7 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 def _from_the_first_question(messages: list[Message]) -> list[Message]:
     roles = [message["role"] for message in messages]
     if "user" not in roles:
-        raise MalformedError("nobody asks: there is no turn of the user")
+        raise MalformedError("there is no turn of the user")
     question = roles.index("user")
     return [m for m in messages[:question] if m["role"] in ("system", "developer")] + messages[question:]
 

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from specdraft.data.sources.base import Conversation, Selection, check_request, digest
@@ -16,50 +17,42 @@ from specdraft.data.sources.chat_formats import CHAT_FORMATS, MalformedError, co
 from specdraft.data.sources.records import Record, RecordIndex, read_records
 from specdraft.errors import UserError, warn
 
-_FIRST_RECORDS = 100  # whose format is looked at
+_FIRST_RECORDS = 100  # their format is taken for that of all
 _LISTED = 20  # malformed records that the warning names
 
 
+@dataclass
 class Conversations:
     """Conversations or documents of ``path``: a JSONL, JSON or Parquet file, a folder of them, or a ``datasets`` name.
 
-    The files are read once from front to back, to learn where each conversation stands, and then again where one is
-    asked for: memory holds 40 bytes a conversation.
+    ``form`` None recognizes the format from the first records. Records of another one are skipped, up to
+    ``max_malformed``, and as many whose loss mask is not safe. ``held_out`` is the share of questions that validation
+    and test get each. ``max_rows`` stops reading early, which streamed data sets want.
+
+    Nothing is read before conversations are asked for. The files are then read once from front to back, to learn where
+    each conversation stands, and again where one is taken: memory holds 40 bytes a conversation.
     """
 
-    def __init__(
-        self,
-        path: str,
-        form: str | None = None,
-        max_malformed: int = 100,
-        max_rows: int | None = None,
-        held_out: float = 0.05,
-        subset: str | None = None,
-        dataset_split: str = "train",
-        streaming: bool = False,
-    ) -> None:
-        """Check the settings; nothing is read yet.
+    path: str
+    form: str | None = None
+    max_malformed: int = 100
+    max_rows: int | None = None
+    held_out: float = 0.05
+    subset: str | None = None
+    dataset_split: str = "train"
+    streaming: bool = False
 
-        ``form`` None recognizes the format from the first records. Records of another one are skipped, up to
-        ``max_malformed``, and as many whose loss mask is not safe. ``held_out`` is the share of questions that
-        validation and test get each. ``max_rows`` stops reading early, which streamed data sets want.
-        """
-        if form is not None and form not in CHAT_FORMATS:
-            raise UserError(f"data.source.form is {form!r}: expected one of {', '.join(CHAT_FORMATS)}, or null")
-        if not 0 < held_out < 0.5 or max_malformed < 0 or (max_rows is not None and max_rows < 1):
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible settings."""
+        if self.form is not None and self.form not in CHAT_FORMATS:
+            raise UserError(f"data.source.form is {self.form!r}: expected one of {', '.join(CHAT_FORMATS)}, or null")
+        if not 0 < self.held_out < 0.5 or self.max_malformed < 0 or (self.max_rows is not None and self.max_rows < 1):
             raise UserError(
-                f"data.source has held_out={held_out}, max_malformed={max_malformed} and max_rows={max_rows}: expected "
-                "a share between 0 and 0.5, a number from 0 upwards, and a positive number or null"
+                f"data.source has held_out={self.held_out}, max_malformed={self.max_malformed} and "
+                f"max_rows={self.max_rows}: expected a share below 0.5, 0 or more, and a positive number or null"
             )
-        self.name = path
-        self.form = form
-        self.max_malformed = max_malformed
-        self.max_rows = max_rows
-        self.held_out = held_out
-        self.subset = subset
-        self.dataset_split = dataset_split
-        self.streaming = streaming
-        self._found: tuple[RecordIndex, str] | None = None  # and the form
+        self.name = self.path
+        self._found: tuple[RecordIndex, str] | None = None  # and the format
 
     def conversations(self, split: str, limit: int | None = None) -> Selection:
         """The conversations of a split, in a fixed shuffled order, at most ``limit``. Raises UserError."""

@@ -3,8 +3,6 @@
 Everything that can be wrong with a prompt is found before the first one is decoded.
 """
 
-import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from specdraft.data.sources.base import Message
+from specdraft.data.sources.chat_formats import FORMS, MalformedError, list_of, text_of
 from specdraft.data.sources.records import Record, read_lines
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import prompt_ids
 from specdraft.errors import UserError
-from specdraft.text import shorten
 
 STDLIB = "python-stdlib"
 STDLIB_LIMIT = 40
 ALL = sys.maxsize
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _FORMS = 'one of "prompt" (text), "messages" (list of {"role", "content"}) or "turns" (list of texts)'
 
 
@@ -57,7 +54,7 @@ def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
 def benchmark_questions(benchmark: str, own: str | None = None) -> list[str]:
     """All that the user asks in a benchmark, which training must not see. Raises UserError as ``load_prompts``.
 
-    ``own`` is a benchmark whose source holds out its questions by itself: of that one, nothing.
+    ``own`` is the benchmark that the source keeps out of training by itself: it gives no questions.
     """
     if benchmark == own:
         return []
@@ -139,49 +136,23 @@ def _prompt(record: Record) -> Prompt:
     if len(forms) != 1:
         found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(fields)}"
         raise UserError(f"{origin} {found}: expected exactly {_FORMS}")
-    value = fields[forms[0]]
     opening: tuple[Message, ...]
-    follow_ups: tuple[str, ...] = ()
-    if forms[0] == "prompt":
-        if not _is_text(value):
-            raise UserError(f'{origin}: "prompt" is {_shown(value)}; expected a text that is not empty')
-        opening = (_user(value),)
-    elif forms[0] == "turns":
-        if not isinstance(value, list) or not value or not all(_is_text(turn) for turn in value):
-            raise UserError(f'{origin}: "turns" is {_shown(value)}; expected a list of texts, none of them empty')
-        opening, follow_ups = (_user(value[0]),), tuple(value[1:])
-    else:
-        opening = _messages(value, origin)
-    identity = fields.get("id", fields.get("question_id", record.line.number if record.line else ""))
-    return Prompt(str(identity), str(fields.get("category") or "uncategorized"), opening, follow_ups, origin)
-
-
-def _messages(value: Any, origin: str) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise UserError(f'{origin}: "messages" is {_shown(value)}; expected a list of {{"role", "content"}} objects')
-    for message in value:
-        if not (
-            isinstance(message, dict)
-            and isinstance(message.get("content"), str)
-            and not _SURROGATE.search(message["content"])
-            and _is_text(message.get("role"))
-        ):
-            raise UserError(
-                f'{origin}: the message {_shown(message)} is malformed; expected {{"role", "content"}}, both texts'
-            )
-    if value[-1]["role"] == "assistant":
+    follow_ups: list[str] = []
+    try:
+        if forms[0] == "prompt":
+            opening = (_user(text_of(fields, "prompt")),)
+        elif forms[0] == "turns":
+            first, *follow_ups = [text_of({"turn": turn}, "turn") for turn in list_of(fields, "turns")]
+            opening = (_user(first),)
+        else:
+            opening = tuple(FORMS["messages"](fields))
+    except MalformedError as error:
+        raise UserError(f"{origin}: {error}; expected {_FORMS}") from error
+    if opening[-1]["role"] == "assistant":
         raise UserError(f"{origin}: the last message is the assistant's; expected one that the target can answer")
-    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+    identity = fields.get("id", fields.get("question_id", record.line.number if record.line else ""))
+    return Prompt(str(identity), str(fields.get("category") or "uncategorized"), opening, tuple(follow_ups), origin)
 
 
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
-
-
-def _is_text(value: Any) -> bool:
-    """Whether ``value`` is a text that is not empty; half a character (a lone surrogate) no tokenizer can read."""
-    return isinstance(value, str) and bool(value.strip()) and not _SURROGATE.search(value)
-
-
-def _shown(value: Any) -> str:
-    return shorten(json.dumps(value, ensure_ascii=False))

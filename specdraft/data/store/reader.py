@@ -28,7 +28,7 @@ from specdraft.text import file_fingerprint
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
-_COMMAND = "python -m specdraft.data.store"
+_COMMAND = "specdraft store"
 _MAX_MAPPED = 1024  # shards; Linux allows a process some 65,000 mappings
 
 
@@ -140,16 +140,13 @@ class Store:
         contents, about = self.contents, self.contents.splits[split]
         first = number * contents.sequences_per_shard
         stop = min(about.sequences, first + contents.sequences_per_shard)
-        vectors: dict[str, tuple[int, ...]] = {"last": (int(self._begins[split][stop] - self._begins[split][first]),)}
+        shapes: dict[str, tuple[int, ...]] = {"last": (int(self._begins[split][stop] - self._begins[split][first]),)}
         if contents.layers:
-            vectors["aux"] = (stop - first, about.sequence_length, len(contents.layers))
-        codes = DTYPES[contents.dtype]
-        expected = {name: (*shape, contents.hidden_size) for name, shape in vectors.items()}
-        dtypes = dict.fromkeys(expected, codes)
+            shapes["aux"] = (stop - first, about.sequence_length, len(contents.layers))
+        expected = {name: ((*shape, contents.hidden_size), DTYPES[contents.dtype]) for name, shape in shapes.items()}
         if contents.dtype == "float8":
-            expected |= {f"{name}_scale": shape for name, shape in vectors.items()}
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if found != expected or any(tensors[name].dtype != dtypes.get(name, torch.float32) for name in expected):
+            expected |= {f"{name}_scale": (shape, torch.float32) for name, shape in shapes.items()}
+        if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != expected:
             raise UserError(f"{file} does not hold what {INDEX} says: expected a store as it was written; restore it")
 
     def _map_sequences(self) -> dict[str, PackedTensor]:
@@ -157,12 +154,14 @@ class Store:
         return {name: read_sequences(member(self.path, split.file), split) for name, split in splits}
 
     def _look_at(self, split: str) -> npt.NDArray[np.int64]:
-        """``[R + 1]`` sums of stored last states. Raises UserError for sequences that cannot be."""
+        """``[R + 1]`` sums of stored last states. Raises UserError for impossible positions or documents."""
         counts = [torch.zeros(1, dtype=torch.int64)]
         for batch in self.data[split].blocks():
             if int(batch.position_ids.min()) < 0 or int(batch.document_ids.min()) < -1:
                 file = self.path / self.contents.splits[split].file
-                raise UserError(f"{file} holds what are no sequences: expected a store as it was written; restore it")
+                raise UserError(
+                    f"{file} holds impossible positions or documents: expected a store as it was written; restore it"
+                )
             self._largest = max(self._largest, int(batch.input_ids.max()))
             counts.append(stored_positions(batch, self.contents.every_last).sum(1))
         return torch.cat(counts).cumsum(0).numpy()
@@ -211,7 +210,7 @@ class Origin(NamedTuple):
 
 @dataclass
 class StoredBatch(Batch):
-    """A batch that brings its features along; ``read`` are the ids that they belong to."""
+    """A batch with its stored features; ``read`` are the ids that they belong to."""
 
     origin: Origin
     read: Tensor  # [B, T] int64

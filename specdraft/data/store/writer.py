@@ -96,7 +96,7 @@ class StoreWriter:
             disable=not show,
         )
         with bar, torch.inference_mode():
-            # First what nobody is at, then what others have left behind or are finishing.
+            # First the shards that no other process is writing, then those that it has left or is finishing.
             waiting = [shard for shard in missing if not self._write_alone(shard, capture, batch_size, bar, wait=False)]
             for shard in waiting:
                 self._write_alone(shard, capture, batch_size, bar, wait=True)

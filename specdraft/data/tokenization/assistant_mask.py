@@ -28,7 +28,7 @@ def assistant_mask(
     """Token ids of the whole conversation, and True where the assistant speaks, its end marks included.
 
     ``render(messages, prompt)`` is the template's text, with the beginning of an answer to come if ``prompt``. Raises
-    UserError for a turn that cannot be told for certain.
+    UserError for a turn that cannot be located for certain.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(

@@ -88,7 +88,7 @@ def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Coll
     """A conversation as it was written, all its assistant's turns supervised; of a document, all but its first token.
 
     ``end_ids`` are the marks at which the target stops. Raises UserError, with the conversation's id, if it has no
-    answer, if the template refuses it, or if its assistant's tokens cannot be told for certain.
+    answer, if the template refuses it, or if the assistant's tokens cannot be located for certain.
     """
     if conversation.response is None:
         raise UserError(

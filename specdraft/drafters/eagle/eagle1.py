@@ -1,10 +1,10 @@
 """EAGLE-1 (2401.15077): the head continues the target's last hidden state; the target's own projection reads it.
 
-R = rows of the flat batch, n = rows of a step, H = hidden size, V = vocabulary.
+R = positions of the flat batch, N = positions of a pass, n = queries, H = hidden size, V = vocabulary.
 
 - The feature is the target's last hidden state after its final norm, the one that its LM head reads.
 - ``fc`` makes one vector of ``[embedding of the next token, feature]``, 2H -> H; a decoder layer without a norm before
-  its attention makes of it the next feature, without a norm behind.
+  its attention makes of it the next feature, with no norm after it.
 - The logits are the target's own of that feature: whole vocabulary, own scale and soft-cap, nothing of it trained.
 
 EAGLE-2 (2406.16858) is this head drafting in a ``DynamicTree``.
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-from specdraft.drafters.base import TrainingLoss
+from specdraft.drafters.base import TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Vocabulary
-from specdraft.drafters.eagle.head import EagleHead, Output, initialize, shape_of
-from specdraft.drafters.eagle.layer import Attend, PlainLayer
+from specdraft.drafters.eagle.forward import Attend, Output, PlainLayer
+from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
 from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
 from specdraft.losses.chunked import FrozenHead, Step, Teacher
@@ -50,6 +50,7 @@ class Eagle(EagleHead):
 
         Raises UserError for weights that leave nothing to learn, a negative bound, and as ``EagleHead`` does.
         """
+        arguments = constructor_arguments(locals())
         super().__init__(ttt_steps=ttt_steps, **shared)
         if min(regression_weight, distillation_weight) < 0 or regression_weight + distillation_weight == 0:
             raise UserError(
@@ -60,11 +61,7 @@ class Eagle(EagleHead):
             raise UserError(f"feature_noise is {feature_noise}: expected 0 (none) or the bound of a uniform noise")
         self.regression_weight, self.distillation_weight = regression_weight, distillation_weight
         self.feature_noise = feature_noise
-        self._arguments |= {
-            "regression_weight": regression_weight,
-            "distillation_weight": distillation_weight,
-            "feature_noise": feature_noise,
-        }
+        self._arguments |= arguments
         hidden_size = self.layer_config.hidden_size
         self.fc = nn.Linear(2 * hidden_size, hidden_size, bias=False)
         self.midlayer = PlainLayer(self.layer_config)
@@ -115,8 +112,8 @@ class Eagle(EagleHead):
         return read.flatten(0, 1).to(self.fc.weight.dtype)
 
     def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
-        x = self.fc(torch.cat([embedded, feature], dim=-1))
-        output = self.midlayer(x, x, attend)
+        x = self.fc(torch.cat([embedded, feature], dim=-1))  # [N, 2H] -> [N, H]
+        output = self.midlayer(x, x, attend)  # [n, H]
         return Output(output, output)
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -128,7 +125,7 @@ class Eagle(EagleHead):
         distilled = objective([head], teacher, steps, self.divergence)
         loss, metrics = self.distillation_weight * distilled.loss, dict(distilled.metrics)
         for index, step in enumerate(steps):
-            wanted = teacher.last[step.positions].to(step.hidden.dtype)
+            wanted = teacher.last[step.positions].to(step.hidden.dtype)  # [n, H]
             distances = smooth_l1_loss(step.hidden, wanted, reduction="none").mean(-1)  # [n]
             loss = loss + self.regression_weight * step.scale * distances.sum()
             metrics[f"step_{index}/regression_sum"] = distances.detach().sum()

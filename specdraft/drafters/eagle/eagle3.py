@@ -1,6 +1,7 @@
 """EAGLE-3 (2503.01840): three fused hidden states of the target, and a projection of its own.
 
-H = hidden size (the target's), Vd = draft vocabulary, V = target's.
+R = positions of the flat batch, N = positions of a pass, n = queries, H = hidden size (the target's), V / Vd = target /
+draft vocabulary. The unrolled steps, the layer and its attention are in ``forward.py``.
 
 - Three auxiliary hidden states of the target, concatenated, go through ``fc`` to one feature g.
 - The layer's attention reads ``[norm(embedding of the next token), norm(g)]``, 2H wide; the residual stream is g.
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from specdraft.drafters.base import TrainingLoss
-from specdraft.drafters.eagle.head import EagleHead, Output, initialize, shape_of
-from specdraft.drafters.eagle.layer import Attend, FusionLayer
+from specdraft.drafters.base import TrainingLoss, constructor_arguments
+from specdraft.drafters.eagle.forward import Attend, FusionLayer, Output
+from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.losses.chunked import Step, Teacher
@@ -44,16 +45,12 @@ class Eagle3(DraftVocabulary, EagleHead):
 
         Raises UserError for a draft vocabulary larger than the vocabulary, and as ``EagleHead`` does.
         """
+        arguments = constructor_arguments(locals())
         super().__init__(**shared)
+        self._arguments |= arguments
         self.register_vocabulary(self.vocab_size, draft_vocab_size)
         self.layers = tuple(layers)
         self.norm_output = norm_output
-        self._arguments |= {
-            "draft_vocab_size": draft_vocab_size,
-            "layers": list(layers),
-            "fc_norm": fc_norm,
-            "norm_output": norm_output,
-        }
         hidden_size, epsilon = self.layer_config.hidden_size, self.layer_config.rms_norm_eps
         self.fc_norm = nn.ModuleList(LlamaRMSNorm(hidden_size, epsilon) for _ in self.layers) if fc_norm else None
         self.fc = nn.Linear(len(self.layers) * hidden_size, hidden_size, bias=False)
@@ -97,17 +94,17 @@ class Eagle3(DraftVocabulary, EagleHead):
     def _feature(self, features: Features) -> Tensor:
         aux = features.aux.flatten(0, 1).to(self.fc.weight.dtype)  # [R, 3H]
         if self.fc_norm is not None:
-            parts = aux.chunk(len(self.fc_norm), dim=-1)
-            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        return self.fc(aux)
+            parts = aux.chunk(len(self.fc_norm), dim=-1)  # [R, H] each
+            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)  # [R, 3H]
+        return self.fc(aux)  # [R, H]
 
     def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
-        output = self.midlayer(embedded, feature, attend)
-        normed = self.norm(output)
+        output = self.midlayer(embedded, feature, attend)  # [n, H]
+        normed = self.norm(output)  # [n, H]
         return Output(normed, normed if self.norm_output else output)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
+        return self.lm_head(hidden)  # [n, Vd]
 
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
         return call_with_weights([self.lm_head], lambda weights: objective(weights, teacher, steps, self.divergence))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def played(
     while (request := dialogue.request()) is not None:
         requests.append(request)
         dialogue.take(answers[len(requests) - 1])
-    return requests, dialogue.outcome()
+    return requests, dialogue.outcome
 
 
 def test_the_next_prompt_holds_the_targets_words(target: Target) -> None:
@@ -117,7 +118,7 @@ def test_tool_calls_and_their_results_are_context(target: Target) -> None:
     second = dialogue.request()
     assert second is not None and [m["role"] for m in second.messages][-2:] == ["assistant", "user"]
     dialogue.take(encode(target, "two"))
-    said = answered_messages(conversation, dialogue.outcome(), target)
+    said = answered_messages(conversation, dialogue.outcome, target)
     assert [m["content"] for m in said] == ["add left", "", "42", "one", "add right", "two"]
 
 
@@ -144,7 +145,7 @@ def test_temperatures_take_turns_and_documents_are_continued(target: Target) -> 
 
 def test_outcomes_are_json(target: Target) -> None:
     _, outcome = played(target, Conversation("a", "c", (ASK,), None), [encode(target, "one")])
-    assert Outcome(**json.loads(json.dumps(outcome._asdict()))).answers == outcome.answers
+    assert Outcome(**json.loads(json.dumps(asdict(outcome)))).answers == outcome.answers
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ from specdraft.errors import UserError
 from specdraft.targets import Target
 
 SETTINGS = RegenerationSettings(max_new_tokens=6, batch_size=3)
+
+
 Ids = list[int]
 
 
@@ -114,15 +116,3 @@ def test_a_batch_known_in_part_is_decoded_as_a_whole(target: Target, prompts: li
     known = {*batches[0], batches[1][0]}
     found = [number for number, _ in InProcess().answers(target, requests, SETTINGS, known)]
     assert sorted(found) == sorted(number for batch in batches[1:] for number in batch)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperatures": (-1.0,)}, r"data\.temperatures is \[-1\.0\]"),
-        ({"max_new_tokens": 0}, "max_new_tokens of regeneration is 0"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        RegenerationSettings(**settings)

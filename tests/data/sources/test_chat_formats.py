@@ -10,7 +10,7 @@ import pytest
 from specdraft.data.sources.base import SPLITS, Conversation
 from specdraft.data.sources.conversations import Conversations
 from specdraft.errors import UserError
-from tests.data.sources.written import write
+from tests.data.written import write
 
 
 def one(folder: Path, record: dict[str, Any], form: str | None = None) -> Conversation:

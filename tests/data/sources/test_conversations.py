@@ -10,7 +10,7 @@ from specdraft.data.datamodule import DataModule
 from specdraft.data.sources.base import SPLITS
 from specdraft.data.sources.conversations import Conversations
 from specdraft.errors import UserError
-from tests.data.sources.written import chat, everything, write
+from tests.data.written import chat, everything, messages, write
 
 CONF = Path(__file__).parents[3] / "conf"
 
@@ -29,7 +29,7 @@ def test_malformed_records_are_named_and_skipped_up_to_a_limit(tmp_path: Path) -
         3: "not JSON",
         4: "not a JSON object",
         6: "a message has the role 'robot'",
-        8: "nobody asks",
+        8: "there is no turn of the user",
         9: "a text holds",
     }
     for line, reason in reasons.items():
@@ -150,3 +150,21 @@ def test_shipped_configs_read_a_file_at_data_path(name: str, tmp_path: Path) -> 
     forms = {"conversations": None, "ultrachat": "messages"}
     assert data.preparation.source.form == forms.get(name, name)
     assert data.preparation.regenerate == (name != "text")
+
+
+def test_a_file_that_changes_under_the_hands_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [messages(n) for n in range(60)])
+    found = Conversations(path).conversations("train")
+    first = found[0]
+    write(Path(path), [messages(n) for n in range(100, 160)])
+    with pytest.raises(UserError, match=f"{first.id} changed while it was read"):
+        found[0]
+
+
+def test_a_limit_takes_the_same_conversations_whatever_else_is_read(tmp_path: Path) -> None:
+    records = [messages(n) for n in range(200)]
+    whole = list(Conversations(write(tmp_path / "a.jsonl", records)).conversations("train"))
+    for limit in (1, 10, 1000):
+        limited = Conversations(write(tmp_path / "b.jsonl", records[::-1] + records)).conversations("train", limit)
+        assert [c.messages for c in limited] == [c.messages for c in whole[:limit]]
+        assert len(limited) == min(limit, len(whole))

@@ -9,7 +9,7 @@ from specdraft.data.sources.conversations import Conversations
 from specdraft.data.sources.mixture import Mixture
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.errors import UserError
-from tests.data.sources.written import chat, write
+from tests.data.written import chat, write
 
 CONF = Path(__file__).parents[3] / "conf"
 

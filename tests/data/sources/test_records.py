@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from specdraft.data.sources.conversations import Conversations
 from specdraft.errors import UserError
-from tests.data.sources.written import chat, everything, write
+from tests.data.written import chat, everything, write
 
 
 def test_every_kind_of_file_holds_the_same(tmp_path: Path) -> None:

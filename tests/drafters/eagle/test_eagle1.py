@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.alignment import align
 from specdraft.drafters.eagle import Eagle
-from specdraft.drafters.eagle.head import Output
+from specdraft.drafters.eagle.forward import Output
 from specdraft.entry import CONF
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
@@ -46,7 +46,7 @@ def test_the_loss_is_the_papers_and_its_gradients_those_of_plain_formulas(name):
     last = features.last.flatten(0, 1)
     expected = torch.zeros(())
     for index, (step, rows) in enumerate(
-        zip(head._unroll(align(batch, 3), head._feature(features)), align(batch, 3).rows, strict=True)
+        zip(head._unroll(align(batch, 3), head._feature(features)), align(batch, 3).supervised, strict=True)
     ):
         error = (step.hidden - last[rows + 1 + index]).abs()  # row r says at step s what the target is at r+1+s
         regression = torch.where(error < 1, 0.5 * error**2, error - 0.5).mean()
@@ -74,7 +74,7 @@ def test_a_head_that_is_right_has_no_error_and_is_always_accepted(monkeypatch):
     head = Eagle.for_target(target, ttt_steps=3)
 
     def oracle(embedded, feature, attend):
-        token = torch.cdist(embedded, target.embedding_weight).argmin(-1)[attend.asking]
+        token = torch.cdist(embedded, target.embedding_weight).argmin(-1)[attend.queries]
         return Output(states[token], states[token])
 
     monkeypatch.setattr(head, "_layer", oracle)

@@ -12,8 +12,7 @@ from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.alignment import align
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_tree_builder import grow
-from specdraft.drafters.eagle import Eagle, Eagle3
-from specdraft.drafters.eagle import head as eagle_head
+from specdraft.drafters.eagle import Eagle, Eagle3, drafting
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
@@ -66,7 +65,7 @@ def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
     trained = [head._logits(step.hidden).detach() for step in seen]
     aligned = align(packed, STEPS)
     checked = 0
-    for row in aligned.rows[0].tolist():
+    for row in aligned.supervised[0].tolist():
         first = int(aligned.starts[row])
         here = slice(first, row + 1)
         flat = Features(*(part.flatten(0, 1)[None, here] for part in features))
@@ -74,7 +73,7 @@ def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
         head.advance(state, aligned.tokens[first + 1 : row + 2], flat)
         output = state.output
         for step in range(STEPS):
-            place = (aligned.rows[step] == row).nonzero()
+            place = (aligned.supervised[step] == row).nonzero()
             if len(place) == 0:
                 break
             decoded = head._logits(output.hidden)[0]
@@ -82,7 +81,7 @@ def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
             checked += 1
             # Feed the true token, as training does; `draft` would feed its own choice.
             output = head._append([state.keys], [aligned.tokens[row + 2 + step][None]], output.feature)[0]
-    assert checked == sum(map(len, aligned.rows)) > 60
+    assert checked == sum(map(len, aligned.supervised)) > 60
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -96,7 +95,7 @@ def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape, mo
 
         return grow(logits, expand_and_note, *rest)
 
-    replace_growth(monkeypatch, eagle_head, watched)
+    replace_growth(monkeypatch, drafting, watched)
     state = begun(head, packed)
     head.draft(state, shape, Sampling(), None)
     above, checked = [[]], 0

@@ -1,11 +1,101 @@
 """A disk that is full, and files that are cut short."""
 
+import json
 import os
+import threading
 
-from specdraft.training.checkpoints.file import is_whole
+import pytest
+import torch
+from lightning import Callback
+
+from specdraft.training.checkpoints.file import CheckpointFile, is_whole
 from specdraft.training.checkpoints.resume import find_resume
 from tests.training import faults_worker
 from tests.training.forked import Ranks
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_checkpoint_is_plain_and_holds_the_drafter_alone(make_run, tmp_path, asynchronous):
+    trainer, module, data, *_ = make_run(max_steps=7, asynchronous=asynchronous)
+    directory = tmp_path / "run" / "checkpoints"
+    directory.mkdir(parents=True)
+    (directory / ".step-000002.ckpt.0123abcd.tmp").touch()  # of a process that was killed while it saved
+    trainer.fit(module, data)
+    kept = ["best.ckpt", "last.ckpt", "step-000006.ckpt", "step-000007.ckpt"]  # of 3, 4, 6 and 7
+    assert sorted(path.name for path in directory.iterdir()) == kept
+    assert (directory / "last.ckpt").resolve().name == "step-000007.ckpt"
+    checkpoint = torch.load(directory / "last.ckpt", weights_only=True)
+    assert json.dumps(checkpoint["hyper_parameters"]) == '{"run": {"seed": 1}}'
+    assert {"drafter.d2t", "drafter.t2d"} < set(checkpoint["state_dict"])
+    assert not any("target" in name for name in checkpoint["state_dict"])
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(make_run, tmp_path, monkeypatch):
+    trainer, module, data, *_ = make_run(tmp_path / "waits", max_steps=5, every=100)
+    trainer.fit(module, data)
+    released, write = threading.Event(), CheckpointFile.save_checkpoint
+
+    def held_up(*args, **options):
+        assert released.wait(60)
+        write(*args, **options)
+
+    class Release(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 4:
+                assert not (tmp_path / "goes on" / "checkpoints" / "last.ckpt").exists()
+                released.set()
+
+    monkeypatch.setattr(CheckpointFile, "save_checkpoint", held_up)
+    options = {"max_steps": 5, "every": 100, "asynchronous": True, "callbacks": [Release()]}
+    trainer, module, data, *_ = make_run(tmp_path / "goes on", **options)
+    trainer.fit(module, data)
+    for name in ("step-000003.ckpt", "last.ckpt"):  # of step 3, although step 4 was done when it was written
+        waits, goes_on = (torch.load(tmp_path / run / "checkpoints" / name) for run in ("waits", "goes on"))
+        assert waits["global_step"] == goes_on["global_step"]
+        assert waits["state_dict"].keys() == goes_on["state_dict"].keys()
+        assert all(torch.equal(waits["state_dict"][key], value) for key, value in goes_on["state_dict"].items())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_resumed_run_equals_the_undisturbed_one(make_run, tmp_path, asynchronous):
+    trainer, whole, data, *_ = make_run(tmp_path / "whole", max_steps=12)
+    trainer.fit(whole, data)
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            if trainer.global_step == 7:
+                stop.requested = True
+
+    trainer, part, data, _, stop = make_run(
+        tmp_path / "part", max_steps=12, callbacks=[Stop()], asynchronous=asynchronous
+    )
+    with pytest.raises(Exception, match="stopped after step 7"):
+        trainer.fit(part, data)
+    last = tmp_path / "part" / "checkpoints" / "last.ckpt"
+    trainer, rest, data, *_ = make_run(tmp_path / "rest", max_steps=12)
+    trainer.fit(rest, data, ckpt_path=last)
+
+    assert part.losses == whole.losses[:7]
+    assert rest.losses == whole.losses[7:]
+    for ours, theirs in zip(rest.drafter.parameters(), whole.drafter.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_error_inside_a_step_leaves_a_resumable_checkpoint(make_run, tmp_path):
+    trainer, whole, data, *_ = make_run(tmp_path / "whole", max_steps=8)
+    trainer.fit(whole, data)
+
+    class Fail(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == 5:
+                raise RuntimeError("out of luck")
+
+    trainer, part, data, *_ = make_run(tmp_path / "part", max_steps=8, callbacks=[Fail()])
+    with pytest.raises(RuntimeError, match="out of luck"):
+        trainer.fit(part, data)
+    trainer, rest, data, *_ = make_run(tmp_path / "rest", max_steps=8)
+    trainer.fit(rest, data, ckpt_path=tmp_path / "part" / "checkpoints" / "last.ckpt")
+    assert part.losses + rest.losses == whole.losses
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, undisturbed, resumed):

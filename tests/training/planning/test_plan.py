@@ -3,33 +3,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from omegaconf import OmegaConf
 
 from specdraft.errors import UserError
-from specdraft.training import preflight
 from specdraft.training.planning import meta_target as blueprint
 from specdraft.training.planning import plan
-from specdraft.training.planning.costs import state_bytes
 
 REPOSITORY = Path(__file__).parents[3]
 CONF = str(REPOSITORY / "conf")
-
-
-@pytest.fixture
-def composed():
-    def build(*overrides: str):
-        with initialize_config_dir(CONF, version_base=None):
-            config = compose("train", list(overrides), return_hydra_config=True)
-        OmegaConf.set_struct(config, True)
-        return config
-
-    return build
 
 
 def test_anchors_of_llama_8b_without_a_hub(composed, monkeypatch):
@@ -72,28 +56,6 @@ def test_draft_vocabulary_larger_than_the_vocabulary(composed):
     architecture = blueprint.shape_config(dict(composed("target=qwen3-8b").target_shape))
     with pytest.raises(UserError, match=r"draft_vocab_size is 200000: expected 1 to 151936"):
         plan.make_plan(composed("model.draft_vocab_size=200000"), architecture, "")
-
-
-def test_mixture_counts_chosen_experts_only():
-    from specdraft.training.planning.costs import target_sizes
-
-    config = blueprint.shape_config(
-        {
-            "model_type": "mixtral",
-            "vocab_size": 100,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        }
-    )
-    target = blueprint.MetaTarget(config, "mixture")
-    sizes = target_sizes(target.model, target.config)
-    experts = 4 * 8 * 3 * 32 * 64
-    assert sizes.active == sizes.total - experts * 6 // 8 - 100 * 32
 
 
 def planned(composed, *overrides: str) -> plan.Plan:
@@ -195,83 +157,6 @@ def test_scores_of_eager_attention_count(composed):
     long = ("target=llama-8b", "data.sequence_length=8192")
     fused, eager = planned(composed, *long), planned(composed, *long, "target.attn_implementation=eager")
     assert eager.memory["activations and loss"] > fused.memory["activations and loss"]
-
-
-def test_zero_stages_shard_what_they_say():
-    whole = state_bytes(100, None, 4, mixed=False)
-    assert whole == {"weights": 400, "gradients": 400, "optimizer": 800}
-    assert state_bytes(100, 1, 4, mixed=False) == {"weights": 400, "gradients": 400, "optimizer": 200}
-    assert state_bytes(100, 2, 4, mixed=True) == {"weights": 200, "gradients": 50, "optimizer": 300}
-    assert state_bytes(100, 3, 4, mixed=True) == {"weights": 50, "gradients": 50, "optimizer": 300}
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("trainer.max_steps=-1", "trainer.max_steps is -1"),
-        ("trainer.max_steps=many", "trainer.max_steps is many"),
-        ("live.prompts=0", "live.prompts is 0: expected a whole number of at least 1"),
-    ],
-)
-def test_settings_are_checked_first(composed, override, sentence):
-    with pytest.raises(UserError, match=sentence):
-        preflight.check_settings(composed(override))
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("accelerator=tpu", "trainer.accelerator is tpu: expected auto, cpu or gpu"),
-        ("accelerator=gpu", "trainer.accelerator is gpu, and torch finds no GPU here"),
-        ("devices=0", "trainer.devices is 0 on 1 nodes: expected at least one of each"),
-        ("precision=fp8", "trainer.precision is fp8: expected auto, 32-true, bf16-mixed"),
-    ],
-)
-def test_devices_and_precision_are_checked_first(composed, override, sentence, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=sentence):
-        preflight.check_devices(composed(f"trainer.{override}").trainer)
-
-
-def test_no_more_gpus_than_there_are(composed, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for devices in ("auto", "2", "[0,1]", "-1"):
-        preflight.check_devices(composed(f"trainer.devices={devices}", "trainer.num_nodes=4").trainer)
-    for devices in ("3", "[1,2]"):
-        with pytest.raises(UserError, match=r"trainer.devices is .*, and there are 2 GPUs"):
-            preflight.check_devices(composed(f"trainer.devices={devices}").trainer)
-
-
-def test_precisions_are_lightnings():
-    spelt = {str(value) for kind in get_args(_PRECISION_INPUT) for value in get_args(kind)}
-    assert set(preflight.PRECISIONS) == spelt
-
-
-def test_memory_is_checked_before_any_work(composed, monkeypatch, tmp_path):
-    shape = blueprint.shape_config(dict(composed("target=llama-70b").target_shape))
-    monkeypatch.setattr(preflight, "target_config", lambda settings: shape)
-    with pytest.raises(UserError, match=r"Llama-3.3-70B-Instruct with its drafter needs about 2\d\d\.\d GB"):
-        preflight.check_before_work(composed("target=llama-70b", "trainer=cpu"), tmp_path)
-
-
-def test_unwritable_directory(composed, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write to the directory"):
-        preflight.check_before_work(composed(), tmp_path / "file" / "run")
-
-
-def test_missing_target_is_one_sentence(monkeypatch, tmp_path):
-    def unreachable(*_args, **_kwargs):
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr(blueprint, "get_hf_file_metadata", unreachable)
-    with pytest.raises(UserError, match=r"not on this machine and the Hugging Face hub cannot be reached"):
-        blueprint.target_config({"name": "nobody/nothing"})
-    with pytest.raises(UserError, match="does not exist"):
-        blueprint.target_config({"name": str(tmp_path / "nothing")})
-    with pytest.raises(UserError, match="no embedded target"):
-        blueprint.target_config({"name": "embedded://large"})
 
 
 def test_every_group_option_composes(composed):

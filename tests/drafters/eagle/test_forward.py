@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdraft.drafters.attention import CachedKeys, UnrolledKeys
+from specdraft.drafters.eagle.forward import UnrolledKeys
 
 R, HQ, HK, D, S = 23, 4, 2, 6, 4
 STARTS = torch.tensor([0] * 9 + [9] * 5 + [14] * 9)
@@ -53,17 +53,3 @@ def test_equals_a_dense_mask_with_gradients(block):
     theirs = torch.autograd.grad(sum((o * w).sum() for o, w in zip(expected, weights, strict=True)), leaves)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
-
-
-def test_cached_attention_equals_uncached_and_forgets_drafts():
-    g = torch.Generator().manual_seed(1)
-    key, value = (torch.randn(7, HK, D, generator=g, dtype=torch.float64) for _ in range(2))
-    query = torch.randn(1, HQ, D, generator=g, dtype=torch.float64)
-    whole = CachedKeys(7)(query, key, value)
-
-    cached = CachedKeys(2)  # smaller than what comes: it grows
-    cached(query, key[:4], value[:4])
-    cached(query, key[:2] + 1, value[:2] - 1)  # drafted, then rejected
-    cached.length = 4
-    torch.testing.assert_close(cached(query, key[4:], value[4:]), whole, rtol=1e-12, atol=1e-12)
-    assert cached.length == 7

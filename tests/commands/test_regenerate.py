@@ -1,4 +1,4 @@
-"""``python -m specdraft.data.regenerate`` and the training that finds its answers take the same overrides."""
+"""``specdraft regenerate`` and the training that finds its answers take the same overrides."""
 
 import json
 import re
@@ -11,8 +11,6 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from specdraft.commands.regenerate import CONF, main
-from specdraft.data.regeneration.vllm import VLLMOffline
-from specdraft.errors import UserError
 from specdraft.targets import Target
 
 
@@ -73,9 +71,3 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
         with pytest.raises(SystemExit):
             main()
         assert message in capsys.readouterr().err
-
-
-def test_a_missing_vllm_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UserError, match=r"generator=vllm needs vLLM, which is not installed"):
-        VLLMOffline()

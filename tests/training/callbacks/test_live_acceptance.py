@@ -1,0 +1,70 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.decoding.sampling import Sampling
+from specdraft.drafters.checkpoint import read_config
+from specdraft.training.callbacks.live_acceptance import LiveAcceptance, Measurement, first_sampling
+from specdraft.training.fit import copy_best_from_resumed
+
+
+def resumed(make_run, tmp_path, monkeypatch, found, move=lambda run: run / "checkpoints" / "last.ckpt", **options):
+    """The best length and step of a run whose first 8 steps measure 2.5 and 2.0, resumed with ``found`` at step 12."""
+
+    def told(live, trainer, module, drafter):
+        length = (2.5, 2.0, found)[trainer.global_step // live.every_n_steps - 1]
+        return Measurement(AcceptanceCounts(live.num_draft_tokens, rounds=100, accepted=round(100 * (length - 1))), {})
+
+    monkeypatch.setattr(LiveAcceptance, "_decode", told)
+    trainer, module, data, live, _ = make_run(tmp_path / "part", max_steps=8)
+    trainer.fit(module, data)
+    assert (live.best, live.best_step) == (2.5, 4)
+    trainer, module, data, live, _ = make_run(tmp_path / "rest", max_steps=12)
+    for name, value in options.items():
+        setattr(live, name, value)
+    checkpoint = move(tmp_path / "part")
+    copy_best_from_resumed(checkpoint.resolve(), tmp_path / "rest")
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    head = read_config(tmp_path / "rest" / "drafter")["extra"]["training"]
+    assert (head["live_acceptance_length"], head["step"]) == (live.best, live.best_step)
+    assert (tmp_path / "rest" / "checkpoints" / "best.ckpt").is_file()
+    return live.best, live.best_step
+
+
+def alone(run: Path) -> Path:
+    """The checkpoint moved to a folder where someone else's head lies."""
+    (run.parent / "else" / "files").mkdir(parents=True)
+    shutil.copytree(run / "drafter", run.parent / "else" / "drafter")
+    return shutil.copy(run / "checkpoints" / "last.ckpt", run.parent / "else" / "files" / "moved.ckpt")
+
+
+def without_its_head(run: Path) -> Path:
+    shutil.rmtree(run / "drafter")
+    return run / "checkpoints" / "last.ckpt"
+
+
+def test_the_best_head_of_a_resumed_run_stays_until_it_is_beaten(make_run, tmp_path, monkeypatch):
+    assert resumed(make_run, tmp_path / "worse", monkeypatch, 2.25) == (2.5, 4)
+    assert resumed(make_run, tmp_path / "better", monkeypatch, 2.75) == (2.75, 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_draft_tokens": 2}, "measured with other prompts or settings"),
+        ({"sampling": Sampling(1.0)}, "measured with other prompts or settings"),
+        ({"prompts": [[5, 6]]}, "measured with other prompts or settings"),
+        ({"move": alone}, "is not beside the checkpoint"),
+        ({"move": without_its_head}, "is not beside the checkpoint"),
+    ],
+)
+def test_a_best_that_cannot_be_compared_or_is_not_there_is_no_rival(make_run, tmp_path, monkeypatch, options, reason):
+    with pytest.warns(UserWarning, match=reason):
+        assert resumed(make_run, tmp_path, monkeypatch, 2.25, **options) == (2.25, 12)
+
+
+@pytest.mark.parametrize("temperature", [0.5, [0.5, 1.0]])
+def test_the_first_temperature_is_decoded_at(temperature):
+    assert first_sampling(temperature, 3, 0.9) == Sampling(0.5, 3, 0.9)

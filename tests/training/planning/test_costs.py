@@ -1,0 +1,34 @@
+from pathlib import Path
+
+from specdraft.training.planning import meta_target
+from specdraft.training.planning.costs import state_bytes, target_sizes
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def test_mixture_counts_chosen_experts_only():
+    config = meta_target.shape_config(
+        {
+            "model_type": "mixtral",
+            "vocab_size": 100,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        }
+    )
+    target = meta_target.MetaTarget(config, "mixture")
+    sizes = target_sizes(target.model, target.config)
+    experts = 4 * 8 * 3 * 32 * 64
+    assert sizes.active == sizes.total - experts * 6 // 8 - 100 * 32
+
+
+def test_zero_stages_shard_what_they_say():
+    whole = state_bytes(100, None, 4, mixed=False)
+    assert whole == {"weights": 400, "gradients": 400, "optimizer": 800}
+    assert state_bytes(100, 1, 4, mixed=False) == {"weights": 400, "gradients": 400, "optimizer": 200}
+    assert state_bytes(100, 2, 4, mixed=True) == {"weights": 200, "gradients": 50, "optimizer": 300}
+    assert state_bytes(100, 3, 4, mixed=True) == {"weights": 50, "gradients": 50, "optimizer": 300}

@@ -1,0 +1,99 @@
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
+from omegaconf import OmegaConf
+
+from specdraft.data.regeneration import RegenerationSettings, Request
+from specdraft.data.regeneration.in_process import InProcess
+from specdraft.errors import UserError
+from specdraft.training import preflight
+from specdraft.training.planning import meta_target
+from specdraft.training.preflight import check_settings
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.max_steps=-1", "trainer.max_steps is -1"),
+        ("trainer.max_steps=many", "trainer.max_steps is many"),
+        ("live.prompts=0", "live.prompts is 0: expected a whole number of at least 1"),
+    ],
+)
+def test_settings_are_checked_first(composed, override, sentence):
+    with pytest.raises(UserError, match=sentence):
+        preflight.check_settings(composed(override))
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("accelerator=tpu", "trainer.accelerator is tpu: expected auto, cpu or gpu"),
+        ("accelerator=gpu", "trainer.accelerator is gpu, and torch finds no GPU here"),
+        ("devices=0", "trainer.devices is 0 on 1 nodes: expected at least one of each"),
+        ("precision=fp8", "trainer.precision is fp8: expected auto, 32-true, bf16-mixed"),
+    ],
+)
+def test_devices_and_precision_are_checked_first(composed, override, sentence, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=sentence):
+        preflight.check_devices(composed(f"trainer.{override}").trainer)
+
+
+def test_no_more_gpus_than_there_are(composed, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for devices in ("auto", "2", "[0,1]", "-1"):
+        preflight.check_devices(composed(f"trainer.devices={devices}", "trainer.num_nodes=4").trainer)
+    for devices in ("3", "[1,2]"):
+        with pytest.raises(UserError, match=r"trainer.devices is .*, and there are 2 GPUs"):
+            preflight.check_devices(composed(f"trainer.devices={devices}").trainer)
+
+
+def test_precisions_are_lightnings():
+    spelt = {str(value) for kind in get_args(_PRECISION_INPUT) for value in get_args(kind)}
+    assert set(preflight.PRECISIONS) == spelt
+
+
+def test_memory_is_checked_before_any_work(composed, monkeypatch, tmp_path):
+    shape = meta_target.shape_config(dict(composed("target=llama-70b").target_shape))
+    monkeypatch.setattr(preflight, "target_config", lambda settings: shape)
+    with pytest.raises(UserError, match=r"Llama-3.3-70B-Instruct with its drafter needs about 2\d\d\.\d GB"):
+        preflight.check_before_work(composed("target=llama-70b", "trainer=cpu"), tmp_path)
+
+
+def test_unwritable_directory(composed, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write to the directory"):
+        preflight.check_before_work(composed(), tmp_path / "file" / "run")
+
+
+def test_a_cut_target_neither_evaluates_nor_regenerates(target, monkeypatch):
+    config = OmegaConf.load(CONF / "train.yaml")
+    settings = {
+        "trainer": {"max_steps": 1, "accumulate_grad_batches": 1, "accelerator": "cpu", "devices": 2, "num_nodes": 1},
+        "live": config.live,
+        "checkpoint": config.checkpoint,
+        "target": {"placement": "zero3"},
+        "evaluate": True,
+    }
+    with pytest.raises(UserError, match="expected evaluate=false"):
+        check_settings(OmegaConf.create(settings))
+    check_settings(OmegaConf.create(settings | {"evaluate": False}))
+    spread = settings | {"target": {"placement": "device_map"}}
+    with pytest.raises(UserError, match=r"trainer.devices=2 asks for more: set trainer.devices=1"):
+        check_settings(OmegaConf.create(spread))
+    monkeypatch.setattr(target, "engine", object())
+    with pytest.raises(UserError, match="placement=zero3 does not regenerate"):
+        list(InProcess().answers(target, [Request([5, 6], (), (), 0.0, 0)], RegenerationSettings(max_new_tokens=4)))
+
+
+def test_without_live_acceptance_there_is_no_head_to_evaluate(composed):
+    alone = "callbacks=[checkpoint,stop_signal]"
+    with pytest.raises(UserError, match="expected evaluate=false and export=null without it"):
+        check_settings(composed(alone))
+    check_settings(composed(alone, "evaluate=false", "export=null"))
