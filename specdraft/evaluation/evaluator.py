@@ -1,6 +1,7 @@
 """Measure a drafter by really decoding with it, beside the same loop without it."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -60,8 +61,8 @@ class Evaluation:
         return [result for result in self.results if result.temperature == temperature]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; numbers that are undefined are None."""
-        return _without_nan(
+        """JSON-able; numbers that are undefined or infinite are None."""
+        return _finite(
             {
                 "created": self.created,
                 "settings": self.settings,
@@ -336,9 +337,9 @@ def family(drafter: "Drafter") -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(drafter).__name__).lower()
 
 
-def _without_nan(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

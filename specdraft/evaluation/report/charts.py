@@ -55,7 +55,7 @@ def overview_charts(results: Sequence[Record]) -> Iterator[Chart]:
     """Drafters beside each other, and temperatures, if there are several of either."""
     if len({(each["label"], each["temperature"]) for each in results}) == 1:
         return
-    named = [each | {"row": f"temperature {each['temperature']:g}"} for each in results]
+    named = [{**each, "row": f"temperature {each['temperature']:g}"} for each in results]
     for value, caption, label in (
         ("acceptance_length", "Acceptance length", "tokens a round"),
         ("speedup", "Measured speedup, prompts included", "times as fast as without drafting"),
