@@ -15,7 +15,7 @@ from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.embedded.corpus import LENGTH, documents
-from specdraft.evaluation.distinctness import distinct_ngrams
+from specdraft.evaluation.results import distinct_ngrams
 from specdraft.files import atomic_file
 from specdraft.targets import Target
 

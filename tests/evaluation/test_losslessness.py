@@ -12,7 +12,7 @@ from specdraft.decoding import rules
 from specdraft.decoding.decoder import Generation
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table
-from specdraft.evaluation.evaluator import Evaluation
+from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import ALLOWED_ULPS, Difference, first_difference
 from specdraft.evaluation.report.html import html
 from specdraft.evaluation.results import Request, summarize

@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from specdraft.evaluation.evaluator import Evaluation
+from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.report.charts import cost_charts, overview_charts, temperature_charts
 from specdraft.evaluation.report.rendering import render
 from specdraft.evaluation.report.token_view import drafted_share

@@ -2,7 +2,7 @@
 
 from textwrap import TextWrapper
 
-from specdraft.evaluation.evaluator import Evaluation
+from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.report.rendering import render
 
 _LINES = TextWrapper(80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -6,7 +6,7 @@ from specdraft.decoding.trace import ACCEPTED, REJECTED, Segment
 from specdraft.evaluation.report.rendering import render
 
 
-def answer_page(segments: Sequence[Segment]) -> str:
+def page(segments: Sequence[Segment]) -> str:
     """A page of one answer and the key to its colors."""
     return render("answer.html.jinja", segments=segments)
 

@@ -25,6 +25,7 @@ from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import read_config, save_drafter
 from specdraft.errors import UserError
+from specdraft.evaluation.speedup.model import cost_ratio, predicted_speedup
 from specdraft.text import fingerprint
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.stop_signal import StopSignal
@@ -70,12 +71,11 @@ class Measurement:
         if not (self.rounds and self.steps):
             return {}
         step, drafts = self.step_seconds / self.steps, self.rounds * self.counts.num_draft_tokens
+        draft, verify = self.draft_seconds / self.rounds, self.verification_seconds / self.rounds
         return {
-            "cost_ratio": self.draft_seconds / drafts / step,
-            "verification_cost_ratio": self.verification_seconds / self.rounds / step,
-            "predicted_speedup": self.counts.acceptance_length
-            * step
-            / ((self.draft_seconds + self.verification_seconds) / self.rounds),
+            "cost_ratio": cost_ratio(self.draft_seconds, drafts, step),
+            "verification_cost_ratio": verify / step,
+            "predicted_speedup": predicted_speedup(self.counts.acceptance_length, draft, verify, step),
         }
 
 

@@ -4,7 +4,7 @@ from math import isfinite
 
 import pytest
 
-from specdraft.evaluation.evaluator import Evaluation
+from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import Difference
 from specdraft.evaluation.report.table import table
 from specdraft.evaluation.results import Request, summarize

@@ -5,16 +5,16 @@ import re
 import pytest
 
 from specdraft.decoding.trace import ACCEPTED, CORRECTED, OWN, REJECTED, Segment
-from specdraft.evaluation.report.token_view import answer_page, drafted_share
+from specdraft.evaluation.report.token_view import drafted_share, page
 
 
 def answer(*segments: Segment) -> str:
-    page = answer_page(segments)
-    assert page.startswith("<!doctype html><html>") and page.endswith("</pre></body></html>")
-    assert "http" not in page and "<script" not in page and "prefers-color-scheme: dark" in page
+    whole = page(segments)
+    assert whole.startswith("<!doctype html><html>") and whole.endswith("</pre></body></html>")
+    assert "http" not in whole and "<script" not in whole and "prefers-color-scheme: dark" in whole
     for tag in "usbi":  # the key shows each
-        assert re.search(rf"<p .*<{tag}>", page)
-    return page.split('<pre class="sample">')[1].removesuffix("</pre></body></html>")
+        assert re.search(rf"<p .*<{tag}>", whole)
+    return whole.split('<pre class="sample">')[1].removesuffix("</pre></body></html>")
 
 
 def test_marks_do_not_depend_on_color():
