@@ -98,13 +98,15 @@ def test_the_wheel_works_without_a_checkout(site, tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_train_without_a_checkout(site, tmp_path):
+    note = "import os, pathlib\npathlib.Path('rank-' + os.environ.get('LOCAL_RANK', '0')).touch()\n"
+    (tmp_path / "ranks.py").write_text(note)
     done = run(
-        "train", "trainer.accelerator=cpu", "trainer.devices=2", "strategy=ddp", "trainer.max_steps=4",
-        "trainer.log_every_n_steps=1", "evaluate=false", "data.limit=48", "data.validation_limit=8",
-        "data.max_new_tokens=16", "live.prompts=2", "live.max_new_tokens=8", f"data.cache_dir={tmp_path / 'cache'}",
+        "train", "imports=[ranks]", "trainer.accelerator=cpu", "trainer.devices=2", "strategy=ddp",
+        "trainer.max_steps=4", "evaluate=false", "data.regenerate=false", "data.limit=48", "data.validation_limit=8",
+        "data.num_proc=1", "live.prompts=2", "live.max_new_tokens=8", f"data.cache_dir={tmp_path / 'cache'}",
         f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path, path=site, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "MEMBER: 2/2" in done.stderr
+    assert {"rank-0", "rank-1"} <= {path.name for path in tmp_path.iterdir()}
     assert (tmp_path / "run" / "drafter" / "config.json").is_file()
     assert (tmp_path / "run" / "export-vllm" / "config.json").is_file()

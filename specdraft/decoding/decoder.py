@@ -9,29 +9,24 @@ Accounting is vLLM's: the prompt's pass emits the first token and is no round; e
 tokens that were accepted count even where they run past the end of text or the token limit.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdraft.decoding import rules
 from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding.interfaces import Drafter, Features, Target
 from specdraft.decoding.padded import Reading, pad_pass
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import Shape, as_shape
 from specdraft.decoding.trace import Round, Trace
 from specdraft.decoding.tree import DraftTree
 from specdraft.errors import UserError
-
-if TYPE_CHECKING:
-    from specdraft.drafters.base import Drafter
-    from specdraft.targets import Features, Target
 
 
 @dataclass

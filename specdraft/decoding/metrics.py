@@ -14,10 +14,9 @@ sums: they add over prompts and ranks, and are divided once, at the end. A rate 
 """
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from specdraft.decoding.decoder import Generation
+from specdraft.decoding.decoder import Generation
 
 
 def _ratio(numerator: float, denominator: float) -> float:
@@ -45,7 +44,7 @@ class AcceptanceCounts:
         for counts in (self.drafted_per_position, self.reached_per_position, self.accepted_per_position):
             counts.extend([0] * (self.num_draft_tokens - len(counts)))
 
-    def add(self, generation: "Generation") -> "AcceptanceCounts":
+    def add(self, generation: Generation) -> "AcceptanceCounts":
         """Count every round of a generation; returns itself."""
         for drafted, accepted in zip(generation.drafted, generation.accepted, strict=True):
             self.rounds += 1

@@ -59,7 +59,7 @@ class DrafterModule(LightningModule):
         self.target: Target
         object.__setattr__(self, "target", target)
         self.settings = optimizer
-        self.save_hyperparameters({"run": describe or {}}, logger=False)  # loggers get it flat, see identity.py
+        self.save_hyperparameters({"run": describe or {}}, logger=False)  # loggers get it flat: log_identity
         self.stopwatch = Stopwatch()
         self.waiting = Stopwatch()
         self.activity = Activity({"drafter": drafter, "target": target.model})

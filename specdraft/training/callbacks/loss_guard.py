@@ -30,7 +30,7 @@ class LossGuard(Callback):
     """
 
     def __init__(
-        self, directory: Path, on_bad_loss: str = "stop", spike_factor: float | None = None, max_skipped: int = 10
+        self, directory: str | Path, on_bad_loss: str = "stop", spike_factor: float | None = None, max_skipped: int = 10
     ) -> None:
         """``spike_factor``: a loss that many times the median of the last 64 is bad as well; None: none is.
 
@@ -40,7 +40,7 @@ class LossGuard(Callback):
             raise UserError(f"guard.on_bad_loss is {on_bad_loss!r}: expected stop or skip")
         if spike_factor is not None and not spike_factor > 1:
             raise UserError(f"guard.spike_factor is {spike_factor}: expected a number above 1, or null for no guard")
-        self.directory = directory
+        self.directory = Path(directory)
         self.skips = on_bad_loss == "skip"
         self.spike_factor = spike_factor
         self.max_skipped = max_skipped
