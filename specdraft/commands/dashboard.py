@@ -1,4 +1,4 @@
-"""``python -m specdraft.dashboard project=NAME``: give a W&B project the view of ``conf/dashboard.yaml``.
+"""``specdraft dashboard project=NAME``: give a W&B project the view of ``conf/dashboard.yaml``.
 
 Each call makes a view of its own; what others have arranged in the project stays.
 """
@@ -71,3 +71,7 @@ def main(config: DictConfig) -> None:
             "must exist; plan=true shows what would be sent"
         ) from error
     print(f"view: {workspace.url}")
+
+
+if __name__ == "__main__":
+    main()

@@ -84,7 +84,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if isinstance(config, dict) and "architectures" in config:
         raise UserError(
             f"{directory} is a model for an engine, by the architectures of its {CONFIG}: expected a drafter; give the "
-            "run that it was exported from, or import an EAGLE-3 head with python -m specdraft.export.importing"
+            "run that it was exported from, or import an EAGLE-3 head with specdraft import"
         )
     if not _is_whole(config):
         raise UserError(

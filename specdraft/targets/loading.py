@@ -95,7 +95,7 @@ def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bo
 def template_hash(tokenizer: Any) -> str | None:
     """A hash of the chat template: another template in serving than in training lowers acceptance silently."""
     template = getattr(tokenizer, "chat_template", None)
-    return None if not template else fingerprint(template)
+    return fingerprint(template) if template else None
 
 
 def check_files(where: str, revision: str | None) -> None:
@@ -131,7 +131,7 @@ def config_hash(config: PreTrainedConfig) -> str:
 
 @contextmanager
 def _at_hand(module: nn.Module) -> Iterator[None]:
-    """While it lasts, the module's own weights are there, also those that ``spread.py`` left on disk."""
+    """While it lasts, the module's own weights are there, also those that ``device_map.py`` left on disk."""
     if not hasattr(module, "_hf_hook"):
         yield
         return

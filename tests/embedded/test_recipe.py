@@ -7,7 +7,7 @@ import torch
 
 from specdraft.data.sources import stdlib
 from specdraft.data.sources.base import SPLITS
-from specdraft.embedded.corpus import ROW, documents, rows
+from specdraft.embedded.corpus import LENGTH, documents, sequences
 from specdraft.embedded.recipe import PEAK_LR, config, learning_rate
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
@@ -50,11 +50,11 @@ def test_documents_keep_to_their_split(tokenizer, monkeypatch):
         assert len(kinds["chat"]) == len(expected)
 
 
-def test_rows_hold_whole_repeats_and_a_sample(monkeypatch):
-    kinds = {"library": [[1] * ROW] * 4, "chat": [[2] * ROW] * 4}
-    made = rows(kinds, {"library": 1.5, "chat": 2.0}, random.Random(0))
-    assert len(made) == 6 + 8 and all(len(row) == ROW for row in made)
-    assert sum(row[0] == 1 for row in made) == 6
+def test_sequences_hold_whole_repeats_and_a_sample(monkeypatch):
+    kinds = {"library": [[1] * LENGTH] * 4, "chat": [[2] * LENGTH] * 4}
+    made = sequences(kinds, {"library": 1.5, "chat": 2.0}, random.Random(0))
+    assert len(made) == 6 + 8 and all(len(sequence) == LENGTH for sequence in made)
+    assert sum(sequence[0] == 1 for sequence in made) == 6
 
 
 def test_the_learning_rate_warms_up_stays_and_falls():

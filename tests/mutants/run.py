@@ -17,12 +17,13 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
 import time
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,6 @@ ACCEPTED = Path(__file__).with_name("accepted.toml")
 TESTS = {
     "specdraft.losses.divergence": ["tests/losses"],
     "specdraft.losses.chunked": ["tests/losses"],
-    "specdraft.losses.reference": ["tests/losses"],
     "specdraft.decoding.rules": [
         "tests/decoding/test_rules.py",
         "tests/decoding/test_rules_trees.py",
@@ -46,7 +46,7 @@ TESTS = {
     "specdraft.training.global_batch": ["tests/training/test_global_batch.py"],
     "specdraft.data.packing": ["tests/data/test_packing.py"],
 }
-PATIENCE, FACTOR = 20.0, 8.0  # seconds that the tests of a mutant may take, beside FACTOR times what they took before
+PATIENCE, FACTOR = 4, 3  # seconds of the processor that a mutant may take, beside FACTOR times what its tests took
 
 
 @dataclass
@@ -90,18 +90,22 @@ class Reach:
         self.lines: dict[str, set[int]] = defaultdict(set)
         self.seconds: dict[str, float] = {}
         self._now: set[int] = set()
+        self._calls: Counter[Any] = Counter()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._now = self.lines[nodeid]
-        self._started = time.perf_counter()
+        self._now, self._calls = self.lines[nodeid], Counter()
+        self._started = time.process_time()
         sys.settrace(self._call)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         sys.settrace(None)
-        self.seconds[nodeid] = time.perf_counter() - self._started
+        self.seconds[nodeid] = time.process_time() - self._started
 
     def _call(self, frame: Any, event: str, argument: Any) -> Any:
-        return self._line if frame.f_code.co_filename == self.path else None
+        if frame.f_code.co_filename != self.path:
+            return None
+        self._calls[frame.f_code] += 1
+        return self._line if self._calls[frame.f_code] <= 50 else None  # statistics call a function 100,000 times
 
     def _line(self, frame: Any, event: str, argument: Any) -> Any:
         self._now.add(frame.f_lineno)
@@ -207,13 +211,15 @@ def outcomes(module: str, path: Path, found: Sequence[Mutant], baseline: Baselin
 
     def start(mutant: Mutant, everything: bool) -> None:
         tests = baseline.all if everything else baseline.select(mutant)
-        seconds = sum(baseline.seconds[test] for test in tests)
+        limit = int(PATIENCE + FACTOR * sum(baseline.seconds[test] for test in tests))
 
         def task() -> int:
+            used = int(time.process_time())
+            resource.setrlimit(resource.RLIMIT_CPU, (used + limit, used + limit))
             sys.meta_path.insert(0, Changed(module, path, mutant.source))
             return pytest_status(tests)
 
-        running[fork(task)] = Trial(mutant, everything, time.monotonic() + PATIENCE + FACTOR * seconds)
+        running[fork(task)] = Trial(mutant, everything, time.monotonic() + 20 * limit)  # of one that waits for ever
 
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -231,7 +237,7 @@ def outcomes(module: str, path: Path, found: Sequence[Mutant], baseline: Baselin
             continue
         trial = running.pop(child)
         if os.WIFSIGNALED(status):
-            yield trial.mutant, "timeout" if os.WTERMSIG(status) == signal.SIGKILL else "killed"
+            yield trial.mutant, "timeout" if os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXCPU) else "killed"
         elif os.WEXITSTATUS(status):
             yield trial.mutant, "killed"
         elif trial.everything or len(baseline.select(trial.mutant)) == len(baseline.all):
@@ -253,7 +259,9 @@ def examine(module: str, accepted: Sequence[dict[str, str]], jobs: int) -> Outco
         sys.exit(f"error: the tests of {module} fail with its own source put in place")
     known = {(entry["function"], entry["before"], entry["after"]) for entry in accepted}
     outcome = Outcome(total=len(found), stale=[" | ".join(key) for key in known - {mutant.key for mutant in found}])
-    for mutant, became in outcomes(module, path, found, baseline, jobs):
+    for number, (mutant, became) in enumerate(outcomes(module, path, found, baseline, jobs), start=1):
+        if number % 25 == 0 or number == len(found):
+            print(f"{module}: {number} of {len(found)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         if became == "survived" and mutant.key in known:
             outcome.accepted += 1
         elif became == "survived":

@@ -28,7 +28,7 @@ from specdraft.text import file_fingerprint
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
-_COMMAND = "python -m specdraft.data.store"
+_COMMAND = "specdraft store"
 _MAX_MAPPED = 1024  # shards; Linux allows a process some 65,000 mappings
 
 
