@@ -17,3 +17,7 @@ def main(config: DictConfig) -> None:
     if config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
     print(f"export: {export(config.checkpoint, build(config.engine), config.output)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What an examination says: one finding per check."""
+"""What the checks say: one finding each."""
 
 import textwrap
 from collections.abc import Sequence
@@ -21,6 +21,21 @@ class Finding:
     check: str
     level: Level
     sentence: str
+
+
+def ok(check: str, sentence: str) -> Finding:
+    """Looked at, nothing found."""
+    return Finding(check, Level.OK, sentence)
+
+
+def note(check: str, sentence: str) -> Finding:
+    """Worth knowing."""
+    return Finding(check, Level.NOTE, sentence)
+
+
+def fault(check: str, sentence: str) -> Finding:
+    """Acceptance suffers, or will."""
+    return Finding(check, Level.FAULT, sentence)
 
 
 def report(findings: Sequence[Finding]) -> str:

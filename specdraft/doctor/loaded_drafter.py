@@ -1,4 +1,4 @@
-"""What is examined: a checkpoint of ours, or an EAGLE-3 head as an engine loads it, and how it is to be served."""
+"""What is checked: a checkpoint of ours, or an EAGLE-3 head as an engine loads it, and how it is to be served."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,9 +56,9 @@ class LoadedDrafter:
         return self.recorded.get("extra", {}).get("data", {}).get(name)
 
 
-def served_dtype(patient: LoadedDrafter, serving: Serving) -> str:
+def served_dtype(loaded: LoadedDrafter, serving: Serving) -> str:
     """In which the weights are served: as told, as an export says, or bfloat16. Raises UserError for no such dtype."""
-    wanted = serving.dtype or patient.served.get("torch_dtype") or "bfloat16"
+    wanted = serving.dtype or loaded.served.get("torch_dtype") or "bfloat16"
     if wanted not in DTYPES:
         raise UserError(f"serving.dtype is {wanted!r}: expected one of {', '.join(DTYPES)}")
     return wanted

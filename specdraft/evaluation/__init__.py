@@ -1,7 +1,8 @@
 """Evaluation by real decoding: benchmark prompts, measured acceptance and speed, table and report."""
 
 from specdraft.data.sources.prompts import Prompt, load_prompts
-from specdraft.evaluation.evaluator import Evaluation, evaluate
+from specdraft.evaluation.evaluation import Evaluation
+from specdraft.evaluation.evaluator import evaluate
 from specdraft.evaluation.report.html import write_report
 from specdraft.evaluation.report.table import table
 from specdraft.evaluation.settings import EvaluationSettings

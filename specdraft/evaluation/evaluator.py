@@ -1,12 +1,9 @@
 """Measure a drafter by really decoding with it, beside the same loop without it."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -17,16 +14,14 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe
 from specdraft.decoding.shapes import Shape, StaticTree
 from specdraft.decoding.trace import segments
-from specdraft.evaluation import environment
-from specdraft.evaluation.distinctness import distinct_ngrams
+from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import first_difference
-from specdraft.evaluation.results import Request, Result, summarize
+from specdraft.evaluation.results import Request, Result, distinct_ngrams, summarize
 from specdraft.evaluation.settings import EvaluationSettings, drafted
-from specdraft.evaluation.speedup.advice import Advice, advise
+from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostModel, CostSettings
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
-from specdraft.files import atomic_file
 from specdraft.redaction import redact
 from specdraft.targets.loading import template_hash
 
@@ -37,61 +32,6 @@ if TYPE_CHECKING:
 
 _BASELINE = ""  # never a drafter's name
 _WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """All results, and what a reader needs to trust or repeat them. ``results[0]`` is the drafter under test."""
-
-    settings: dict[str, Any]
-    results: list[Result]
-    categories: list[Result]
-    distinct_4gram: dict[float, float]  # by temperature, of the baseline's generations
-    samples: list[dict[str, Any]] = field(default_factory=list)  # drafter, temperature, category, question, segments
-    cost_models: list[CostModel] = field(default_factory=list)
-    checks: list[dict[str, Any]] = field(default_factory=list)  # what was really measured of what is predicted
-    advice: list[Advice] = field(default_factory=list)  # a drafter each
-    machine: dict[str, Any] = field(default_factory=environment.machine)
-    versions: dict[str, str] = field(default_factory=environment.versions)
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-
-    def at(self, temperature: float) -> list[Result]:
-        """The results at one temperature, the drafter under test first."""
-        return [result for result in self.results if result.temperature == temperature]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; numbers that are undefined are None."""
-        return _without_nan(
-            {
-                "created": self.created,
-                "settings": self.settings,
-                "machine": self.machine,
-                "versions": self.versions,
-                "baseline": [
-                    {
-                        "temperature": temperature,
-                        "distinct_4gram": share,
-                        "tokens": alone.baseline_tokens,
-                        "tokens_per_second": alone.baseline_tokens_per_second,
-                        "target_step_seconds": alone.target_step_seconds,
-                    }
-                    for temperature, share in self.distinct_4gram.items()
-                    for alone in self.at(temperature)[:1]
-                ],
-                "results": [result.to_dict() for result in self.results],
-                "categories": [result.to_dict() for result in self.categories],
-                "cost_models": [model.to_dict() for model in self.cost_models],
-                "checks": self.checks,
-                "advice": [advice.to_dict() for advice in self.advice],
-                "samples": self.samples,
-            }
-        )
-
-    def write_json(self, path: Path) -> Path:
-        """Write ``to_dict()`` to ``path``; the file is whole or absent."""
-        with atomic_file(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        return path
 
 
 def evaluate(
@@ -334,11 +274,3 @@ def _one_of_each_category(prompts: Sequence[Prompt]) -> list[int]:
 def family(drafter: "Drafter") -> str:
     """``PromptLookup`` -> ``prompt_lookup``: the word of the command line and of the JSON file."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(drafter).__name__).lower()
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and value != value else value

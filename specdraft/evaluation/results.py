@@ -10,11 +10,13 @@ P = prompts, R = resamples. Definitions of acceptance are those of ``specdraft.d
   the target step is a round of the baseline, a forward pass over one token.
 - *modeled speedup* = tau / (1 + K * c): what the measured acceptance and cost would give if verifying K + 1 tokens
   cost the target no more than decoding one. *verification cost ratio* says how far that is from true.
+- *distinct n-grams*: how little a text repeats itself. A target that loops makes drafting easy and its acceptance
+  length worthless.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from torch import Tensor
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.evaluation.bootstrap import Interval, bootstrap_interval
 from specdraft.evaluation.losslessness import Difference
+from specdraft.evaluation.speedup.model import cost_ratio, predicted_speedup
 from specdraft.export.engine import GREEDY
 
 if TYPE_CHECKING:
@@ -81,7 +84,7 @@ class Result:
     target_step_seconds: float
     cost_ratio: float
     verification_cost_ratio: float
-    modelled_speedup: float
+    modeled_speedup: float
     differences: list[Difference] | None  # of greedy answers from the baseline's; None when sampling
     nodes_per_round: float
     divergence: float | None  # of a lossy rule: total variation of a round's first token from the target's distribution
@@ -98,36 +101,18 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-able; intervals are ``[low, high]`` beside their value."""
-        names = ("drafter", "label", "temperature", "drafting", "beside")
-        flat: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.category is not None:
-            flat["category"] = self.category
-        flat |= {"prompts": self.prompts, "requests": self.requests}
-        for name in ("acceptance_length", "acceptance_length_per_request", "speedup"):
-            estimate: Estimate = getattr(self, name)
-            flat[name] = estimate.value
-            flat[f"{name}_interval"] = None if estimate.interval is None else list(estimate.interval)
-        counts = self.counts.to_dict()
-        flat |= {name: value for name, value in counts.items() if name != "acceptance_length"}
-        for name in (
-            "conditional_acceptance_interval",
-            "decoding_speedup",
-            "tokens",
-            "tokens_per_second",
-            "baseline_tokens",
-            "baseline_tokens_per_second",
-            "draft_step_seconds",
-            "target_step_seconds",
-            "cost_ratio",
-            "verification_cost_ratio",
-            "modelled_speedup",
-            "lossless",
-            "nodes_per_round",
-            "divergence",
-        ):
-            flat[name] = getattr(self, name)
-        found = self.differences
-        return flat | {"differences": None if found is None else [asdict(each) for each in found]}
+        flat: dict[str, Any] = {"label": self.label, "lossless": self.lossless}
+        for name in (each.name for each in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, Estimate):
+                flat |= {name: value.value, f"{name}_interval": value.interval and list(value.interval)}
+            elif isinstance(value, AcceptanceCounts):
+                flat = value.to_dict() | flat
+            elif name == "differences":
+                flat[name] = value if value is None else [asdict(each) for each in value]
+            elif name != "category" or value is not None:
+                flat[name] = value
+        return flat
 
 
 def seconds(generation: "Generation") -> float:
@@ -187,8 +172,8 @@ def summarize(
     verification_step = _divide(
         sum(request.drafted.decode_seconds for request in requests) - draft_seconds, counts.rounds
     )
-    cost_ratio = _divide(draft_step, target_step)
-    decoding_rate = _divide(  # tokens a second behind the first of each answer
+    ratio = cost_ratio(draft_seconds, counts.rounds * num_draft_tokens, target_step)
+    decoding_rate = _divide(  # tokens a second after the first of each answer
         sum(len(request.drafted.tokens) - 1 for request in requests),
         sum(request.drafted.decode_seconds for request in requests),
     )
@@ -218,15 +203,28 @@ def summarize(
         decoding_speedup=decoding_rate * target_step,
         draft_step_seconds=draft_step,
         target_step_seconds=target_step,
-        cost_ratio=cost_ratio,
+        cost_ratio=ratio,
         verification_cost_ratio=_divide(verification_step, target_step),
-        modelled_speedup=counts.acceptance_length / (1 + num_draft_tokens * cost_ratio),
+        modeled_speedup=predicted_speedup(counts.acceptance_length, num_draft_tokens * ratio, 1.0, 1.0),
         differences=(
             None if temperature else [request.difference for request in requests if request.difference is not None]
         ),
         nodes_per_round=_divide(sum(sum(request.drafted.nodes) for request in requests), counts.rounds),
         divergence=sum(divergences) / len(divergences) if divergences else None,
     )
+
+
+def distinct_ngrams(token_lists: Iterable[Sequence[int]], n: int) -> float:
+    """Share of the n-grams of each list that are distinct within it, pooled over the lists; NaN without n-grams.
+
+    Repetition is looked for within a generation, not between them: two answers may well share their idioms.
+    """
+    distinct = total = 0
+    for tokens in token_lists:
+        ngrams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
+        distinct += len(set(ngrams))
+        total += len(ngrams)
+    return _divide(distinct, total)
 
 
 def _share(part: str, whole: str, sums: dict[str, Tensor]) -> Tensor:

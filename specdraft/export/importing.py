@@ -1,11 +1,9 @@
-"""A public EAGLE-3 head becomes one of our checkpoints, to be evaluated or exported: ``python -m
-specdraft.export.importing PATH --target NAME``.
+"""A public EAGLE-3 head becomes one of our checkpoints, to be evaluated or exported: ``specdraft import``.
 
 The plain layout (EAGLE's own, SGLang's, vLLM's) and that of speculators are read. What our head does not compute is
 refused by its name: an engine may compute it, and another head than the one that was published would be measured.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,14 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from specdraft.drafters.checkpoint import about_target, save_drafter
+from specdraft.drafters.checkpoint import about_target
 from specdraft.drafters.eagle import Eagle3
-from specdraft.errors import UserError, exit_on_user_error
+from specdraft.errors import UserError
 from specdraft.export.eagle3 import SIZES, layout_config, layout_tensors, validate
 from specdraft.files import member, read_json
 from specdraft.targets import Target
 from specdraft.tensors import read_tensors
+from specdraft.text import reason
 
 # SGLang's earlier names, and speculators' name for the only layer.
 _RENAMED = {
@@ -60,8 +59,9 @@ def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] |
     except UserError:
         raise
     except Exception as error:  # values of any type may stand where transformers and torch expect theirs
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{directory} holds no EAGLE-3 head ({reason}): expected one; download it again") from error
+        raise UserError(
+            f"{directory} holds no EAGLE-3 head ({reason(error)}): expected one; download it again"
+        ) from error
     head.bind(target)
     return head.eval()
 
@@ -223,34 +223,3 @@ def _check_vocabulary(tensors: dict[str, Tensor], draft_size: int, vocab_size: i
     ids = offsets + torch.arange(len(offsets))
     tensors["d2t"] = offsets
     tensors["t2d"] = torch.isin(torch.arange(vocab_size), ids)
-
-
-@exit_on_user_error
-def main() -> None:
-    """Read the command line, import, and say where the checkpoint is."""
-    parser = argparse.ArgumentParser(prog="python -m specdraft.export.importing", description=__doc__)
-    parser.add_argument("path", type=Path, help="a directory with config.json and weights of an EAGLE-3 head")
-    parser.add_argument("--target", required=True, help="hub id, directory or embedded://tiny")
-    parser.add_argument("--revision", help="the target's, where it is a hub id")
-    parser.add_argument("--dtype", default="auto", help="in which the target is loaded (auto: its own)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="let the target's repository run its code")
-    parser.add_argument("--layers", type=int, nargs="+", metavar="K", help="hidden states after K layers")
-    parser.add_argument("--output", type=Path, default=Path("drafter"), help="the checkpoint's directory")
-    options = parser.parse_args()
-    if options.output.exists():
-        raise UserError(f"{options.output} exists: expected a new directory; choose one with --output")
-    target = Target.load(
-        options.target,
-        options.revision,
-        options.dtype,
-        device="cpu",
-        trust_remote_code=options.trust_remote_code,
-    )
-    head = import_eagle3(options.path, target, options.layers)
-    about = about_target(target) | {"chat_template_hash": None}  # nobody knows with which it was trained
-    extra = {"target": about, "imported_from": str(options.path)}
-    print(f"checkpoint: {save_drafter(head, options.output, target.identity, extra)}")
-
-
-if __name__ == "__main__":
-    main()

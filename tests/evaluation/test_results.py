@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from specdraft.evaluation.results import Request, summarize
+from specdraft.evaluation.results import Request, distinct_ngrams, summarize
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_by_hand(requests):
     assert result.target_step_seconds == pytest.approx(5.5 / (8 + 3))
     assert result.cost_ratio == pytest.approx(0.05 / 0.5)
     assert result.verification_cost_ratio == pytest.approx((3.0 - 0.6) / 4 / 0.5)
-    assert result.modelled_speedup == pytest.approx(2.75 / (1 + 3 * 0.1))
+    assert result.modeled_speedup == pytest.approx(2.75 / (1 + 3 * 0.1))
     assert result.differences == [] and result.lossless
     assert result.nodes_per_round == 3 and result.divergence is None
     for estimate in (result.acceptance_length, result.acceptance_length_per_request, result.speedup):
@@ -85,7 +85,7 @@ def test_keys_are_the_fields_words(requests):
         "speedup",
         "speedup_interval",
         "cost_ratio",
-        "modelled_speedup",
+        "modeled_speedup",
         "lossless",
         "differences",
         "drafting",
@@ -94,3 +94,19 @@ def test_keys_are_the_fields_words(requests):
         assert key in values
     assert values["acceptance_length"] == 1 + 7 / 4
     assert isinstance(values["acceptance_length_interval"], list)
+
+
+def test_loop_and_no_loop():
+    assert distinct_ngrams([list(range(128))], 4) == 1.0
+    assert distinct_ngrams([[7] * 128], 4) == 1 / 125
+    assert distinct_ngrams([[1, 2, 3, 4] * 32], 4) == 4 / 125
+
+
+def test_pooled_within_lists_not_between_them():
+    assert distinct_ngrams([[1, 2, 3, 4, 5]] * 3, 4) == 1.0
+    assert distinct_ngrams([[1, 1, 1], [1, 2, 3]], 2) == (1 + 2) / 4
+
+
+def test_too_short():
+    assert math.isnan(distinct_ngrams([[1, 2, 3]], 4))
+    assert math.isnan(distinct_ngrams([], 4))

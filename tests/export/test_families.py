@@ -123,6 +123,7 @@ def test_medusa_with_a_pruned_vocabulary_is_refused(exported):
 def test_medusa_drafts_no_further_than_its_heads(exported):
     assert '"num_speculative_tokens": 3' in exported(VLLM(), "medusa", num_heads=3)[3]
     card = exported(TensorRTLLM(), "medusa", num_heads=3)[3]
+    assert "Releases up to 1.2 only" in card and "removed in July 2026" in card
     assert "max_draft_len=3" in card and "medusa_choices=[[0], [0, 0], [0, 0, 0]]" in card
 
 

@@ -11,21 +11,9 @@ from itertools import count, takewhile
 from math import floor
 
 WIDTH = 340
-COLOURS = ("#0072b2", "#c75000", "#007a5a", "#a3478a")
+COLORS = ("#0072b2", "#c75000", "#007a5a", "#a3478a")
 _TEXT, _LINE = "#4f5969", "#d5dae2"
 _LEFT, _RIGHT, _ROW = 42, 10, 17
-
-STYLE = """
-.chart { width: 100%; max-width: 27rem; height: auto; display: block; font: 12.5px system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) {
-  .chart .t { fill: #a9b3c2; } .chart .t-line { stroke: #a9b3c2; }
-  .chart .g { stroke: #333c4b; } .chart .fp { fill: #1a1f28; }
-  .chart .f0 { fill: #56b4e9; } .chart .f1 { fill: #f0a35e; }
-  .chart .f2 { fill: #3ecfa3; } .chart .f3 { fill: #e29bd0; }
-  .chart .s0 { stroke: #56b4e9; } .chart .s1 { stroke: #f0a35e; }
-  .chart .s2 { stroke: #3ecfa3; } .chart .s3 { stroke: #e29bd0; }
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -66,17 +54,17 @@ def lines(title: str, series: Sequence[Series], x_label: str, y_from: float = 0.
     parts += [_text(x, bottom + 16, _number(value), "middle") for value, x in x_of.items()]
     parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 34, x_label, "middle"))
     for place, each in enumerate(drawn):
-        number = (place if each.number is None else each.number) % len(COLOURS)
+        number = (place if each.number is None else each.number) % len(COLORS)
         shift = 3.5 * (place - (len(drawn) - 1) / 2) if any(p.interval for p in each.points) else 0.0
         where = [(x_of[p.x] + shift, y_of(p.y), p) for p in each.points]
         if each.line:
             way = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y, _ in where)
-            parts.append(_path(way, COLOURS[number], f"s{number}", 'stroke-width="1.8"'))
+            parts.append(_path(way, COLORS[number], f"s{number}", 'stroke-width="1.8"'))
         for x, y, point in where:
             if point.interval is not None:
                 low, high = (y_of(value) for value in point.interval)
                 way = f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {low:.1f}h6M{x - 3:.1f} {high:.1f}h6"
-                parts.append(_path(way, COLOURS[number], f"s{number}"))
+                parts.append(_path(way, COLORS[number], f"s{number}"))
             hint = f"{each.name}, {x_label} {_number(point.x)}: {point.y:.3g}{_within(point)}"
             parts.append(_mark(x, y, number, each.line, hint))
     return _svg(title, bottom + 42, parts)
@@ -127,7 +115,7 @@ def rows(title: str, labels: Sequence[str], series: Sequence[Series], x_label: s
             y = top + step * point.x + 12 + 11 * number
             if point.interval is not None:
                 low, high = (x_of(value) for value in point.interval)
-                parts.append(_path(f"M{low:.1f} {y:.1f}H{high:.1f}", COLOURS[number % 4], f"s{number % 4}"))
+                parts.append(_path(f"M{low:.1f} {y:.1f}H{high:.1f}", COLORS[number % 4], f"s{number % 4}"))
             hint = f"{each.name}, {labels[int(point.x)]}: {point.y:.3g}{_within(point)}"
             parts.append(_mark(x_of(point.y), y, number % 4, True, hint))
     parts.append(_text((left + WIDTH - _RIGHT) / 2, bottom + 34, x_label, "middle"))
@@ -191,10 +179,10 @@ def _mark(x: float, y: float, number: int, filled: bool, hint: str = "") -> str:
         f"M{x:.1f} {y - 4.5:.1f}l4.5 8h-9z",
         f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z",
     )
-    fill, kind = (COLOURS[number], f"f{number}") if filled else ("#fff", "fp")
+    fill, kind = (COLORS[number], f"f{number}") if filled else ("#fff", "fp")
     title = f"<title>{escape(hint)}</title>" if hint else ""
     return (
-        f'<path class="{kind} s{number}" d="{ways[number]}" fill="{fill}" stroke="{COLOURS[number]}" '
+        f'<path class="{kind} s{number}" d="{ways[number]}" fill="{fill}" stroke="{COLORS[number]}" '
         f'stroke-width="1.6">{title}</path>'
     )
 
@@ -206,14 +194,14 @@ def _bar(box: tuple[float, float, float, float], number: int, hint: str = "") ->
     title = f"<title>{escape(hint)}</title>" if hint else ""
     return (
         f'<rect class="f{number % 4} s{number % 4}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'fill="{COLOURS[number % 4]}" fill-opacity="{opacity}" stroke="{COLOURS[number % 4]}">{title}</rect>'
+        f'fill="{COLORS[number % 4]}" fill-opacity="{opacity}" stroke="{COLORS[number % 4]}">{title}</rect>'
     )
 
 
 def _legend(series: Sequence[Series], squares: bool = False) -> str:
     parts = []
     for place, each in enumerate(series):
-        number = (place if each.number is None else each.number) % len(COLOURS)
+        number = (place if each.number is None else each.number) % len(COLORS)
         y = 9 + _ROW * place
         mark = _bar((_LEFT, y - 5, 9, 9), number) if squares else _mark(_LEFT + 4, y, number, each.line)
         parts.append(mark + _text(_LEFT + 16, y + 4, each.name))

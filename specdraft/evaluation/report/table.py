@@ -1,6 +1,6 @@
 """The evaluation as plain text of 80 columns: it must survive a log file and a narrow terminal."""
 
-from specdraft.evaluation.evaluator import Evaluation
+from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.results import Estimate, Result
 
 _NAME = 13
@@ -65,7 +65,7 @@ def _details(result: Result) -> list[str]:
     lines = [
         f"{result.label}: draft acceptance rate {counts.draft_acceptance_rate:.3f}, cost ratio c "
         f"{result.cost_ratio:.3f},",
-        f"  modeled speedup {result.modelled_speedup:.2f}; verifying {result.nodes_per_round:.1f} nodes costs "
+        f"  modeled speedup {result.modeled_speedup:.2f}; verifying {result.nodes_per_round:.1f} nodes costs "
         f"{result.verification_cost_ratio:.2f} target steps",
     ]
     if result.divergence is not None:
@@ -101,7 +101,11 @@ def _shown(estimate: Estimate) -> str:
     if estimate.interval is None:
         return f"{estimate.value:.2f}"
     low, high = estimate.interval
-    return f"{estimate.value:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{estimate.value:.2f} [{low:.2f}, {_four_characters(high)}]"
+
+
+def _four_characters(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{min(value, 9999):.0f}"
 
 
 def _rates(rates: list[float]) -> str:

@@ -13,10 +13,10 @@ V(b, n) = seconds of the target's pass over n tokens of each of b requests, D(b,
 - Speedup of decoding S = tau * V(b, 1) / (V(b, n + 1) + D). With V(b, n + 1) = V(b, 1) and D = K c V(b, 1) it is
   Leviathan et al., theorem 3.8; with V as measured, by n and b, it is Sequoia's hardware-aware choice of the tree.
 
-
 The prompt's pass, which drafting does not change, is left out. What is predicted is this loop on this machine.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -105,6 +105,18 @@ class CostModel:
         }
 
 
+def cost_ratio(draft_seconds: float, drafted: float, step_seconds: float) -> float:
+    """c: seconds of a drafted token over those of a target step; NaN where nothing was drafted or timed."""
+    return draft_seconds / drafted / step_seconds if drafted and step_seconds else math.nan
+
+
+def predicted_speedup(
+    acceptance_length: float, draft_seconds: float, verify_seconds: float, step_seconds: float
+) -> float:
+    """S of the module's docstring, from the seconds of a round's drafting and verification and of a target step."""
+    return acceptance_length * step_seconds / (draft_seconds + verify_seconds)
+
+
 def chain_acceptance_length(rates: Sequence[float]) -> float:
     """Tau of a chain with these conditional acceptance rates, position by position."""
     return 1 + sum(accumulate(rates, mul))
@@ -138,7 +150,7 @@ def predict(
         if acceptance_length != acceptance_length:  # answers too short to tell
             return
         chain = isinstance(shape, StaticTree) and shape.is_chain
-        gain = acceptance_length * steps[batch_size] / (time.draft + time.verify)
+        gain = predicted_speedup(acceptance_length, time.draft, time.verify, steps[batch_size])
         kind = "chain" if chain else "tree"
         row = (batch_size, str(shape), kind, shape.num_nodes, acceptance_length, time.draft, time.verify, gain)
         predictions.append(Prediction(*row))

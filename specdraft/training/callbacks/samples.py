@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.trace import Trace, segments
-from specdraft.evaluation.report.token_view import KEY, STYLE, colored
+from specdraft.evaluation.report.token_view import page
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 
@@ -49,7 +49,8 @@ class SampleTables(Callback):
 
 def _sample_row(category: str, trace: Trace, length: int, tokenizer: Any) -> list[Any]:
     rounds = trace.rounds
-    accepted = 1 + sum(each.accepted for each in rounds) / len(rounds) if rounds else None
+    counts = AcceptanceCounts(0, rounds=len(rounds), accepted=sum(each.accepted for each in rounds))
+    accepted = counts.acceptance_length if rounds else None
     return [category, _text(trace.prompt, tokenizer), answer_html(trace, length, tokenizer), accepted]
 
 
@@ -70,9 +71,7 @@ def _position_rows(step: int, counts: AcceptanceCounts) -> list[list[Any]]:
 
 def answer_html(trace: Trace, length: int, tokenizer: Any) -> str:
     """The first ``length`` tokens of the answer as a page that shows the status of each."""
-    head = f'<head><meta charset="utf-8"><style>:root {{ color-scheme: light dark; }}{STYLE}</style></head>'
-    body = KEY + colored(segments(trace, length, tokenizer))
-    return f"<!doctype html><html>{head}<body>{body}</body></html>"
+    return page(segments(trace, length, tokenizer))
 
 
 def _text(tokens: Sequence[int], tokenizer: Any) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from specdraft.evaluation.report.comparison import gather
 from specdraft.evaluation.report.html import html
-from specdraft.evaluation.report.svg import COLOURS
+from specdraft.evaluation.report.svg import COLORS
 from tests.evaluation.written import evaluation
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -51,7 +51,7 @@ def test_fits_a_phone_in_light_and_dark(tmp_path, dark):
     assert (int(charts), int(narrow)) == (11, 0)
     assert background == ("rgb(18, 21, 27)" if dark else "rgb(246, 247, 249)")
     assert text == ("rgb(230, 233, 239)" if dark else "rgb(28, 35, 48)")
-    assert (first == "rgb(0, 114, 178)") is not dark and COLOURS[0] == "#0072b2"
+    assert (first == "rgb(0, 114, 178)") is not dark and COLORS[0] == "#0072b2"
 
 
 def test_a_screenshot_shows_something(tmp_path):

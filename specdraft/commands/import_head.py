@@ -1,0 +1,45 @@
+"""``specdraft import PATH --target NAME``: a public EAGLE-3 head, as engines load it, becomes a checkpoint."""
+
+import argparse
+from pathlib import Path
+
+from specdraft.errors import UserError, exit_on_user_error
+
+
+@exit_on_user_error
+def main() -> None:
+    """Read the command line, import, and say where the checkpoint is."""
+    parser = argparse.ArgumentParser(
+        prog="specdraft import", description="A public EAGLE-3 head, as engines load it, becomes a checkpoint."
+    )
+    parser.add_argument("path", type=Path, help="a directory with config.json and weights of an EAGLE-3 head")
+    parser.add_argument("--target", required=True, help="hub id, directory or embedded://tiny")
+    parser.add_argument("--revision", help="the target's, where it is a hub id")
+    parser.add_argument("--dtype", default="auto", help="in which the target is loaded (auto: its own)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="let the target's repository run its code")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="K", help="hidden states after K layers")
+    parser.add_argument("--output", type=Path, default=Path("drafter"), help="the checkpoint's directory")
+    options = parser.parse_args()
+
+    # Imported here so that --help answers at once.
+    from specdraft.drafters.checkpoint import about_target, save_drafter
+    from specdraft.export.importing import import_eagle3
+    from specdraft.targets import Target
+
+    if options.output.exists():
+        raise UserError(f"{options.output} exists: expected a new directory; choose one with --output")
+    target = Target.load(
+        options.target,
+        options.revision,
+        options.dtype,
+        device="cpu",
+        trust_remote_code=options.trust_remote_code,
+    )
+    head = import_eagle3(options.path, target, options.layers)
+    about = about_target(target) | {"chat_template_hash": None}  # nobody knows with which it was trained
+    extra = {"target": about, "imported_from": str(options.path)}
+    print(f"checkpoint: {save_drafter(head, options.output, target.identity, extra)}")
+
+
+if __name__ == "__main__":
+    main()
