@@ -98,6 +98,44 @@ def test_training_logits_equal_decoding_logits(kind, options, target, packed, mo
 
 
 @both
+@pytest.mark.parametrize("divergence", ["forward_kl", "cross_entropy"])
+def test_the_loss_compares_each_head_with_the_token_that_it_drafts(kind, divergence, target, packed, monkeypatch):
+    drafter = drafter_for(kind, target, divergence=divergence, head_decay=0.5)
+    result = drafter.training_loss(packed, features_of(target, packed), target)
+    logits = training_logits(drafter, packed, monkeypatch)
+    last, ids = features_of(target, packed).last.flatten(0, 1), packed.input_ids.flatten()
+    expected = torch.zeros((), dtype=torch.float64)
+    for head, (z, at) in enumerate(zip(logits, align(packed, HEADS).supervised, strict=True)):
+        log_q = z.log_softmax(-1)
+        if divergence == "forward_kl":  # head 0 drafts the token after the emitted one
+            log_p = target.logits(last[at + 1 + head])[:, VOCABULARY].log_softmax(-1)
+            values = (log_p.exp() * (log_p - log_q)).sum(-1)
+        else:
+            known = ids[at + 2 + head][:, None] == VOCABULARY  # a token outside the draft vocabulary adds nothing
+            values = -(log_q * known).sum(-1)
+        expected += 0.5**head * values.mean()
+    torch.testing.assert_close(result.loss.detach(), expected, rtol=1e-9, atol=0)
+
+
+@both
+def test_a_drafter_is_trained_for_the_target_that_it_is_given(kind, target, packed):
+    """A checkpoint is loaded without its target; the first loss brings it."""
+    drafter = drafter_for(kind, target)
+    alone = kind(**drafter.config()).to(target.dtype)
+    alone.load_state_dict(drafter.state_dict())
+    loss = alone.training_loss(packed, features_of(target, packed), target).loss
+    assert loss == drafter.training_loss(packed, features_of(target, packed), target).loss
+    assert alone.target is target
+
+
+def test_what_a_configuration_leaves_out():
+    alone = Medusa(hidden_size=8, vocab_size=20, draft_vocab_size=20)
+    assert len(alone.blocks) == 5 and [len(block.layers) for block in alone.blocks] == [1] * 5
+    assert heads.ResidualBlock(8, 1).layers[0].in_features == 8
+    assert not Medusa.reads_every_last
+
+
+@both
 @pytest.mark.parametrize("shape", [TREE, DynamicTree(HEADS, 3, 12)], ids=str)
 def test_every_node_of_a_tree_is_drafted_from_its_own_path(kind, shape, target, packed, monkeypatch):
     drafter = drafter_for(kind, target)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.mutants.operators import Mutant, diff, mutants
 
@@ -155,6 +155,12 @@ def fork(task: Callable[[], int]) -> int:
         os._exit(status)
 
 
+def refuse(message: str) -> NoReturn:
+    """End the process of a module; pytest would wrap the message in its own traceback."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
 def functions_of(path: Path) -> dict[str, list[FunctionType]]:
     """The functions that a file has defined, by qualified name, whatever wraps them."""
     found = defaultdict(list)
@@ -199,7 +205,7 @@ class Trials:
 
     def pytest_runtestloop(self, session: Any) -> bool:
         if session.testsfailed or not session.items:
-            sys.exit(f"error: {' '.join(self.tests)} cannot be collected")
+            refuse(f"{' '.join(self.tests)} cannot be collected")
         self.items = {item.nodeid: item for item in session.items}
         self.functions = functions_of(self.path)
         gc.freeze()
@@ -251,7 +257,7 @@ class Trials:
             _, status = os.waitpid(fork(task), 0)
             known = json.loads(written.read_text())
         if status:
-            sys.exit(f"error: {' '.join(self.tests)} fail without a change: mend them first\n{known}")
+            refuse(f"{' '.join(self.tests)} fail without a change: mend them first\n{known}")
         reached = defaultdict(set)
         for test, numbers in known[0].items():
             for number in numbers:
@@ -337,6 +343,7 @@ def examine(module: str, accepted: Sequence[dict[str, str]], jobs: int) -> Outco
         child = os.fork()
         if not child:
             status = 1
+            os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # what pytest says; the survivors go to standard error
             try:
                 trials = Trials(module, path, TESTS[module], known, jobs)
                 status = run_pytest(TESTS[module], [trials])
