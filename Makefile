@@ -22,7 +22,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train evaluate export test test-slow reference mutants lint format docs parity parity-features parity-answers benchmark benchmark-peers lock clean
+.PHONY: help setup train evaluate export test test-slow reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,14 @@ $(PARITY_VENV)/.installed: requirements/parity.lock
 
 parity: $(INSTALLED) $(PARITY_VENV)/.installed ## the exported head in the real vLLM: same tokens, exactly our counts; HEAD=PATH takes a checkpoint
 	$(RUN) tests/parity/run.py $(if $(HEAD),--head $(HEAD)) $(ARGS)
+
+# SGLang's packages need a GPU; its own files alone are enough to run its loader over plain layers.
+SGLANG := build/sglang-0.5.23
+$(SGLANG)/sglang: | $(INSTALLED)
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --target $(SGLANG) sglang==0.5.23
+
+parity-sglang: $(INSTALLED) $(SGLANG)/sglang ## the exported EAGLE-3 head in SGLang's own loader
+	PYTHONPATH=$(SGLANG) $(RUN) -m pytest -q tests/export/test_sglang.py
 
 parity-features: $(INSTALLED) $(PARITY_VENV)/.installed ## hidden states of the real vLLM beside those of this process
 	$(RUN) tests/parity/features.py --engine-python $(PARITY_VENV)/bin/python

@@ -13,7 +13,7 @@ PACKAGE = REPOSITORY / "specdraft"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "text", "threads"),
     ("files", "http_client", "redaction", "tensors"),
-    ("entry",),
+    ("entry", "cli"),
     ("losses", "decoding"),
     ("targets",),
     ("drafters",),
@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("training",),
     ("doctor", "embedded"),
-    ("commands", "cli"),
+    ("commands",),
 )
 
 # Modules to be run by ``python -m``: each only opens a command, and nobody imports it.

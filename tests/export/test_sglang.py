@@ -1,6 +1,7 @@
 """SGLang's own EAGLE-3 class takes an export: its constructor and loader run, over plain layers instead of its kernels.
 
-SGLang needs no GPU to be installed, but its layers need one to be imported. ``pip install --no-deps sglang`` is enough.
+SGLang needs no GPU to be installed, but its layers need one to be imported. ``make parity-sglang`` installs its files
+alone, without what they depend on, and runs this.
 """
 
 import importlib.util
@@ -21,7 +22,7 @@ from specdraft.export import export
 from specdraft.export.sglang import SGLang
 
 FOUND = importlib.util.find_spec("sglang")  # finds without importing
-pytestmark = pytest.mark.skipif(FOUND is None, reason="sglang is not installed (pip install --no-deps sglang==0.5.23)")
+pytestmark = pytest.mark.skipif(FOUND is None, reason="sglang is not installed: make parity-sglang runs this")
 
 
 class Norm(nn.Module):

@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from specdraft.decoding.decoder import Decoder
+from specdraft.drafters.eagle import Eagle3
+from specdraft.targets import Target
+from tests.fakes import tiny_llama
 from tests.parity.comparison import Run, decode, differences, rate_difference, table
 
 TOKENS = [[1, 2, 3, 4, 5, 6, 7], [8, 9]]
@@ -52,8 +55,9 @@ def test_equality_of_a_useless_head_is_not_parity():
     assert len(found) == 1 and "acceptance length is 1.000" in found[0]
 
 
-def test_our_half(target, make_checkpoint):
-    head, _ = make_checkpoint(vocabulary=torch.arange(97))
+def test_our_half():
+    target = Target.from_model(tiny_llama(num_hidden_layers=4))
+    head = Eagle3.for_target(target).eval()
     ours = decode(Decoder(target, head, 3), [[5, 6], [7, 8, 9]], 12)
     assert [len(tokens) for tokens in ours.tokens] == [12, 12]
     assert ours.counts["rounds"] == sum(map(len, ours.drafted_per_round))
