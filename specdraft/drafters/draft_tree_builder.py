@@ -161,7 +161,7 @@ def _children(
         for p, count in zip(sampling.probabilities(logits), counts, strict=True):
             yield _draw(p, count, generator)
         return
-    most = min(max(counts, default=1), logits.shape[-1])
+    most = min(max(counts), logits.shape[-1])
     ranked = logits.argmax(-1, keepdim=True) if most == 1 else logits.topk(most).indices
     for best, count in zip(ranked, counts, strict=True):
         yield best[:count], None

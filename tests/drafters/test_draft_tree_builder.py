@@ -9,7 +9,7 @@ from torch import Tensor
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTree
-from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow
+from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow, grow_batch
 from tests.chance import REJECTED, goodness_of_fit
 
 V = 5
@@ -253,3 +253,28 @@ def test_a_seed_repeats_its_draft():
     drafts = [paths_of(table.draft(BUSHY, Sampling(1.0), torch.Generator().manual_seed(seed))) for seed in (1, 2, 1)]
     assert drafts[0] == drafts[2]
     assert drafts[0] != drafts[1]
+
+
+def test_drafts_of_a_batch_are_those_of_each_request():
+    """Requests of different shapes end at different levels, and each reads its own logits."""
+    shapes, tables = [*SHAPES, StaticTree.chain(2)], [Table(seed) for seed in range(1, len(SHAPES) + 2)]
+    alone = [table.draft(shape) for table, shape in zip(tables, shapes, strict=True)]
+    for table in tables:
+        table.read, table.depths, table.level = [], [], [()]
+    first = torch.stack([table.logits(()) for table in tables])
+
+    def expand(levels):
+        return [tables[number].expand(level) for number, level in levels.items()]
+
+    together = grow_batch(first, expand, shapes, Sampling(), [None] * len(shapes), Vocabulary(V))
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.parents, other.parents)
+
+
+def test_a_level_whose_nodes_were_never_drawn_ends_the_draft():
+    """Of one likely token there is no second draw, so nothing is left to follow it."""
+    table = Table()
+    shape = StaticTree(((0,), (1,), (1, 0), (1, 0, 0)))
+    tree = table.draft(shape, Sampling(1.0, top_k=1), torch.Generator().manual_seed(0))
+    assert tree.tokens.tolist() == ranked(table.logits(()))[:1] and tree.parent_list == [ROOT]
+    assert table.depths == []

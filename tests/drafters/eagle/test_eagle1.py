@@ -39,6 +39,7 @@ def test_the_loss_is_the_papers_and_its_gradients_those_of_plain_formulas(name):
     head = Eagle.for_target(target, ttt_steps=3, regression_weight=0.7, distillation_weight=0.3).double()
     features = target.features(batch.input_ids, batch.position_ids, head.layers)
     result = head.training_loss(batch, features, target)
+    assert not any(value.requires_grad for value in result.metrics.values())
     result.loss.backward()
     ours = {name: parameter.grad.clone() for name, parameter in head.named_parameters()}
     head.zero_grad()
@@ -195,7 +196,16 @@ def test_a_part_of_the_vocabulary_is_refused(target):
         Eagle.for_target(target, torch.arange(10))
 
 
-@pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 1.0)])
+@pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0)])
+def test_a_loss_of_one_part_is_taken_and_kept(target, weights):
+    options = {"regression_weight": weights[0], "distillation_weight": weights[1], "feature_noise": 0.05}
+    head = Eagle.for_target(target, **options)
+    assert options.items() <= head.config().items()
+    assert options.keys() | {"divergence", "step_decay"} <= Eagle.training_options
+    assert abs(head.fc.weight.std() - 0.02) < 0.002
+
+
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 1.0), (2.0, -1.0)])
 def test_weights_that_leave_nothing_to_learn_are_refused(target, weights):
     with pytest.raises(UserError, match="none below 0 and one above"):
         Eagle.for_target(target, regression_weight=weights[0], distillation_weight=weights[1])

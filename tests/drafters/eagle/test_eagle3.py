@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdraft.drafters.eagle import Eagle3
+from specdraft.drafters.eagle.forward import Attend
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from tests.families import FAMILIES, V
@@ -47,3 +48,26 @@ def test_the_options_of_eagle_3_1_change_what_is_held_and_said(target):
     assert newer.state_dict().keys() - plain.state_dict().keys() == {f"fc_norm.{i}.weight" for i in range(3)}
     assert plain.config() | {"fc_norm": True, "norm_output": True} == newer.config()
     assert Eagle3(**newer.config()).config() == newer.config()
+
+
+def test_what_is_fed_back_is_before_or_after_the_norm(target):
+    """EAGLE-3 feeds the layer's own output back, EAGLE-3.1 what its projection reads."""
+    for norm_output in (False, True):
+        torch.manual_seed(0)
+        head = Eagle3.for_target(target, IDS, norm_output=norm_output).double()
+        with torch.no_grad():
+            head.norm.weight.mul_(3.0)
+        embedded, feature = torch.randn(2, 4, target.hidden_size, dtype=torch.float64)
+        attend = Attend(torch.ones(4, 8).double(), torch.zeros(4, 8).double(), lambda query, *_: query, slice(None))
+        output = head._layer(embedded, feature, attend)
+        assert torch.equal(output.hidden, output.feature) == norm_output
+        inner = head.midlayer(embedded, feature, attend)
+        torch.testing.assert_close(output.hidden, head.norm(inner), rtol=0, atol=0)
+        torch.testing.assert_close(output.feature, output.hidden if norm_output else inner, rtol=0, atol=0)
+
+
+def test_what_a_configuration_leaves_out_is_eagle_3(target):
+    head = Eagle3.for_target(target, IDS)
+    assert head.config() | {"fc_norm": False, "norm_output": False} == head.config()
+    assert head.fc.bias is None and head.lm_head.bias is None
+    assert not Eagle3.reads_every_last

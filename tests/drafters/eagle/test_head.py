@@ -16,6 +16,7 @@ from specdraft.drafters.eagle import Eagle, Eagle3, drafting
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
+from tests.drafters.counting import CountedFlops
 from tests.drafters.growing import replace_growth
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 
@@ -313,3 +314,23 @@ def test_beside_a_target_whose_angles_change_with_the_length_the_heads_do_not(ki
         torch.testing.assert_close(head.rotary(length, head.fc.weight)[0][:20, :8], angles.cos())
     with pytest.raises(UserError, match="rope_type=longrope, whose angles change with the length"):
         kind(**head.config() | {"rope_parameters": rope})
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(Eagle, 1), (Eagle, 3), (Eagle3, 1), (Eagle3, 4)])
+def test_flops_are_those_that_a_step_takes(kind, steps):
+    """Of a text that is all to be learned; of attention half is counted, as causal kernels leave out the rest."""
+    target = Target.from_model(tiny_llama(vocab_size=512, context=256, num_hidden_layers=6))
+    length, width = 200, target.hidden_size
+    ids = torch.arange(length)[None]
+    batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    head = kind.for_target(target, ttt_steps=steps)
+    features = features_of(head, batch)
+    with CountedFlops() as counted:
+        head.training_loss(batch, features, target).loss.backward()
+    attention = steps * 6.0 * width * length
+    forward, backward = head.training_flops(length)
+    teacher = 2 * 512 * width * length
+    matrices = sum(flops for name, flops in counted.count.items() if name != "bmm") - teacher
+    assert forward + backward - attention == pytest.approx(matrices / length, rel=0.05 if kind is Eagle else 0.02)
+    assert attention == pytest.approx(counted.count["bmm"] / 2 / length, rel=0.3)
+    assert backward > forward > attention / 3

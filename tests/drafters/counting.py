@@ -1,0 +1,26 @@
+"""Floating-point operations as torch dispatches them."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+_FORMULAS = {**flop_registry, torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm]}
+
+
+class CountedFlops(TorchDispatchMode):
+    """``count``: FLOPs of all matrix products while it is entered, by operator. Unlike torch's own counter it looks at
+    no module, which ``torch.autograd.grad`` inside a forward does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = _FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            self.count[func._overloadpacket.__name__] += formula(*args, **(kwargs or {}), out_val=out)
+        return out
