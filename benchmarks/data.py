@@ -104,7 +104,7 @@ def waiting(steps: int) -> dict[str, Any]:
         for way in ("computed", "bfloat16", "float8"):
             store = [] if way == "computed" else [f"data.store={folder / way}"]
             if store:
-                command = [sys.executable, "-m", "specdraft.data.store", *data, *store, f"dtype={way}"]
+                command = [sys.executable, "-m", "specdraft", "store", *data, *store, f"dtype={way}"]
                 subprocess.run(command, cwd=ROOT, check=True)
             run = folder / f"run-{way}"
             quick = [f"trainer.max_steps={steps}", "trainer.log_every_n_steps=10", "live.every_n_steps=0"]

@@ -66,7 +66,7 @@ def train(choice: str, steps: int, directory: Path) -> Path:
         shutil.rmtree(run, ignore_errors=True)
         if choice.startswith("store-"):
             dtype = choice.removeprefix("store-")
-            store = [sys.executable, "-m", "specdraft.data.store", f"data.store={directory / choice}", f"dtype={dtype}"]
+            store = [sys.executable, "-m", "specdraft", "store", f"data.store={directory / choice}", f"dtype={dtype}"]
             subprocess.run(store, cwd=ROOT, check=True)
         overrides = [option.format(directory=directory) for option in CHOICES[choice]]
         command = [sys.executable, "train.py", f"trainer.max_steps={steps}", "evaluate=false", "export=null"]

@@ -4,8 +4,12 @@ python docs/pictures.py [DIRECTORY]
 """
 
 import sys
+from collections import Counter
 from html import escape
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.architecture.graph import FLOORS, import_graph, module_files
 
 FILL = {"frozen": "#dbe4ee", "trained": "#fbe3c2", "token": "#ffffff", "note": "none"}
 LINE = {"frozen": "#4a6785", "trained": "#b26a00", "token": "#7a7f87", "note": "none"}
@@ -152,24 +156,35 @@ def eagle3() -> Picture:
 
 
 def architecture() -> Picture:
-    """The packages, from the ground up."""
-    p = Picture(720, 330, "The packages of specdraft; each imports only from those below it")
-    rows = (
-        (30, ("train.py", "evaluate.py", "export/")),
-        (90, ("training", "evaluation", "export")),
-        (150, ("data",)),
-        (200, ("drafters",)),
-        (250, ("targets",)),
+    """The rooms of the package from the ground up, with their modules and the imports that leave them, both counted."""
+    files, graph = module_files(), import_graph()
+    p = Picture(720, 70 + 62 * len(FLOORS), "The rooms of specdraft; each imports only from those below it")
+    p.text(40, 26, "commands compose conf/, build and run; train.py, evaluate.py and export open three", size=12)
+    for number, floor in enumerate(reversed(FLOORS)):
+        width = (640 - 20 * (len(floor) - 1)) // len(floor)
+        for place, room in enumerate(floor):
+            inside = [name for name in files if name.split(".")[1:2] == [room]]
+            used = Counter(_room(other) for name in inside for other in graph[name] if _room(other) not in ("", room))
+            modules = f"{len(inside)} modules" if len(inside) > 1 else "1 module"
+            x, y = 40 + place * (width + 20), 42 + 62 * number
+            most = ", ".join(f"{name} {count}" for name, count in used.most_common(width // 80))
+            uses = bool(most) and width > 150
+            p.box(x, y, width, 46, "")
+            label = f"{room}, {modules}" if width > 150 else room
+            p.text(x + width / 2, y + (20 if uses else 28), label, "middle", INK)
+            if uses:
+                p.text(x + width / 2, y + 37, f"imports {most}", "middle", size=11)
+    p.text(
+        40,
+        62 + 62 * len(FLOORS),
+        "imports NAME N: N imports of modules of that room, those for type checkers included",
+        size=12,
     )
-    for y, names in rows:
-        width = (640 - 20 * (len(names) - 1)) // len(names)
-        for number, name in enumerate(names):
-            p.box(40 + number * (width + 20), y, width, 34, name, "token" if y == 30 else "frozen")
-    p.box(40, 294, 310, 28, "losses")
-    p.box(370, 294, 310, 28, "decoding")
-    p.text(40, 22, "entry points: compose the configuration of conf/, build, run", size=12)
-    p.text(40, 84, "a run: optimize, measure by decoding, write what engines load", size=12)
     return p
+
+
+def _room(module: str) -> str:
+    return module.partition(".")[2].partition(".")[0]
 
 
 PICTURES = {

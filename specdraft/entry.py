@@ -1,32 +1,40 @@
-"""What the entry points share: foreseeable failures end in one sentence and a non-zero exit status."""
+"""What the commands share: a configuration of ``conf/``, and foreseeable failures said in one sentence."""
 
 import functools
 import importlib
 import os
+import re
 import select
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
+from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from specdraft.errors import UserError
-from specdraft.explanation import explain
 from specdraft.redaction import literal_secrets, redact_text
 
-CONF = Path(__file__).parents[1] / "conf"
-INTERRUPTED = 130  # what shells expect after Ctrl-C
+_INSTALLED, _CHECKOUT = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
+CONF = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+INTERRUPTED = 130  # the exit status that shells expect after Ctrl-C
 UNREAD = 141  # and of a program whose output nobody reads any more, as with "| head"
 
 
 def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
-    """Like ``hydra.main`` for ``conf/name.yaml``; bad input prints ``error: ...`` and exits 2, Ctrl-C exits 130."""
+    """Like ``hydra.main`` for ``conf/name.yaml``; bad input prints ``error: ...`` and exits 2, Ctrl-C exits 130.
+
+    What the task returns is what a Hydra sweeper optimizes. ``plan=true`` leaves no run directory.
+    """
 
     def decorate(task: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @functools.wraps(task)
@@ -37,9 +45,42 @@ def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]]
 
         # Reported inside, because Hydra prints all overrides once a job has raised, and outside, for what Hydra raises.
         job = hydra.main(version_base=None, config_path=str(conf), config_name=name)(_reported(prepared))
-        return _reported(job)
+
+        @functools.wraps(task)
+        def main() -> Any:
+            with _no_directory_for_a_plan():
+                return job()
+
+        return _reported(main)
 
     return decorate
+
+
+def build(config: Any, *args: Any, **kwargs: Any) -> Any:
+    """``hydra.utils.instantiate``, except that a UserError inside stays a UserError."""
+    try:
+        return instantiate(config, *args, **kwargs)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from error
+        raise
+
+
+@contextmanager
+def _no_directory_for_a_plan() -> Iterator[None]:
+    """Hydra makes the run's directory before the job knows that it only plans: a temporary one, then."""
+    if not any(re.fullmatch(r"\+{0,2}plan=(true|yes|on|1)", word, re.IGNORECASE) for word in sys.argv[1:]):
+        yield
+        return
+    words = list(sys.argv)
+    with tempfile.TemporaryDirectory(prefix="specdraft-plan-") as directory:
+        # After the last override: later ones win, and options such as -m may not stand among them.
+        end = 1 + max(place for place, word in enumerate(words) if "=" in word and not word.startswith("-"))
+        sys.argv[end:end] = [f"hydra.run.dir={directory}", f"hydra.sweep.dir={directory}"]
+        try:
+            yield
+        finally:
+            sys.argv = words
 
 
 def _refuse_secrets(config: DictConfig) -> None:
@@ -76,9 +117,8 @@ def _reported(function: Callable[..., Any]) -> Callable[..., Any]:
         # Makes Hydra hand its errors to us instead of printing them over several lines.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
         try:
-            result = function(*args)
+            value = function(*args)
             sys.stdout.flush()
-            return result
         except BrokenPipeError:
             if not _unread(sys.stdout.fileno()):
                 raise
@@ -93,22 +133,65 @@ def _reported(function: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             print(f"error: {redact_text(sentence)}", file=sys.stderr)
             sys.exit(2)
+        return value
 
     return wrapped
 
 
 def _unread(pipe: int) -> bool:
-    """Whether its reader is gone: a connection may break as well, and that is not to be passed over."""
+    """Whether its reader is gone. A connection may break as well, and that is an error to be seen."""
     poll = select.poll()
     poll.register(pipe, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def build(config: Any, *args: Any, **kwargs: Any) -> Any:
-    """``hydra.utils.instantiate``, except that a UserError inside stays a UserError."""
-    try:
-        return instantiate(config, *args, **kwargs)
-    except InstantiationException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from error
-        raise
+# --- errors of Hydra and of the operating system, which seldom say how to mend them -----------------------------------
+
+
+def explain(error: BaseException) -> str | None:
+    """The sentence for a foreseeable error, else None."""
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ConfigCompositionException) and "Could not override" in message:
+        key = message.split("'")[1] if "'" in message else message
+        return f"unknown config key {key!r}: {_nearest(error.__cause__)}--help and --cfg job show what there is"
+    option = re.search(r"Could not find '(.+)/(.+?)' Available options in '.+?': (.+?) Config search", message)
+    if isinstance(error, MissingConfigException) and option:
+        group, name, options = option.groups()
+        return f"unknown {group} {name!r}: expected one of {options.replace(' ', ', ')}"
+    several = re.match(r"Ambiguous value for argument '(.+?)=(.+?)' ", message)
+    if isinstance(error, HydraException) and several:
+        key, values = several.groups()
+        return f"{key} has several values: add -m to run with each of them, or write {key}=[{values}] for a list"
+    if isinstance(error, MissingMandatoryValue) and error.full_key:
+        return f"{error.full_key} is missing: expected {error.full_key}=VALUE on the command line"
+    located = re.match(r"Error locating target '(.+?)'", message)
+    if isinstance(error, InstantiationException) and located:
+        return _not_located(error, located[1])
+    if isinstance(error, InstantiationException):
+        return str(error.__cause__) if isinstance(error.__cause__, UserError) else f"bad configuration: {message}"
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return f"bad configuration: {message}"
+    if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno is not None:
+        return f"cannot use {error.filename} ({error.strerror}): choose another path or change its permissions"
+    return None
+
+
+def _nearest(error: BaseException | None) -> str:
+    """The key beside the unknown one that is spelled most like it, as the beginning of a hint."""
+    if not isinstance(error, OmegaConfBaseException) or error.parent_node is None or error.full_key is None:
+        return "the config has no such key; "
+    parent, _, name = error.full_key.rpartition(".")
+    near = get_close_matches(name, map(str, error.parent_node), n=1)
+    return f"did you mean {parent and f'{parent}.'}{near[0]}? " if near else "the config has no such key; "
+
+
+def _not_located(error: BaseException, name: str) -> str:
+    innermost = error
+    while innermost.__cause__ is not None:
+        innermost = innermost.__cause__
+    reason = " ".join(str(innermost).split())
+    module = name.partition(".")[0]
+    mend = "correct the name" if module in sys.modules else f"if it is of your own, add imports=[{module}]"
+    return f"{name!r} cannot be loaded ({reason}): expected a class or function of an importable module; {mend}"

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdraft.errors import UserError
+from specdraft.text import reason
 
 
 class Kind(NamedTuple):
@@ -86,5 +87,4 @@ def keeping_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    reason = " ".join(str(error).split())[:200]
-    return UserError(f"{path} is damaged ({reason}): expected a safetensors file; restore it or write it anew")
+    return UserError(f"{path} is damaged ({reason(error)}): expected a safetensors file; restore it or write it anew")

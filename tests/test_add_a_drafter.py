@@ -1,6 +1,7 @@
 """docs/add-a-drafter.md: its two files, as they stand there, train, load from a checkpoint, and decode losslessly."""
 
 import csv
+import email
 import json
 import os
 import re
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from specdraft.commands import evaluate
 
 REPOSITORY = Path(__file__).parent.parent
 PAGE = (REPOSITORY / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
@@ -28,17 +32,31 @@ def workplace(tmp_path_factory) -> Path:
     return directory
 
 
-def run(workplace: Path, script: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SPECDRAFT_CACHE": str(workplace)}
-    command = [sys.executable, str(REPOSITORY / script), *overrides]
-    return subprocess.run(command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=240)
+@pytest.fixture
+def run_evaluate(workplace, monkeypatch, capsys):
+    """Run evaluate.py in this process, from the folder of the two files; gives (exit status, standard error)."""
+    monkeypatch.chdir(workplace)
+
+    def run(*overrides: str) -> tuple[int, str]:
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *overrides])
+        status = 0
+        try:
+            evaluate.main()
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 1
+        finally:
+            sys.modules.pop("bigram", None)
+        return status, capsys.readouterr().err
+
+    return run
 
 
 @pytest.fixture(scope="module")
 def trained(workplace) -> Path:
-    done = run(
-        workplace,
-        "train.py",
+    prompt = {"prompt": 'def add(a, b):\n    """Add two numbers."""\n'}
+    (workplace / "prompts.jsonl").write_text(f"{json.dumps(prompt)}\n" * 2)
+    overrides = [
         f"hydra.searchpath=[file://{workplace}/conf]",
         "imports=[bigram]",
         "model=bigram",
@@ -47,6 +65,7 @@ def trained(workplace) -> Path:
         "trainer.max_steps=30",
         "trainer.val_check_interval=30",
         "trainer.accelerator=cpu",
+        f"+data.source.root={Path(email.__file__).parent}",  # a few files: reading the whole library takes seconds
         "data.limit=24",
         "data.validation_limit=4",
         "data.regenerate=false",
@@ -55,11 +74,14 @@ def trained(workplace) -> Path:
         "live.every_n_steps=30",
         "live.prompts=2",
         "live.max_new_tokens=12",
-        "evaluation.limit=2",
+        f"evaluation.benchmark={workplace / 'prompts.jsonl'}",
         "evaluation.cost_model=null",
         "decoding.max_new_tokens=12",
         "compare=[]",
-    )
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SPECDRAFT_CACHE": str(workplace)}
+    command = [sys.executable, str(REPOSITORY / "train.py"), *overrides]
+    done = subprocess.run(command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return workplace / "run"
 
@@ -72,18 +94,18 @@ def test_it_learns(trained):
     assert evaluation["results"][0]["drafter"] == "bigram" and evaluation["results"][0]["lossless"]
 
 
-def test_its_checkpoint_decodes_as_a_tree(workplace, trained):
-    options = [f"checkpoint={trained}", "limit=2", "decoding.max_new_tokens=12", "compare=[]", "cost_model=null"]
-    options += ["decoding/shape=dynamic_tree", f"hydra.run.dir={workplace}/evaluation"]
-    done = run(workplace, "evaluate.py", "imports=[bigram]", *options)
-    assert done.returncode == 0, done.stderr
+def test_its_checkpoint_decodes_as_a_tree(workplace, trained, run_evaluate):
+    options = [f"checkpoint={trained}", f"benchmark={workplace / 'prompts.jsonl'}", "decoding.max_new_tokens=12"]
+    options += ["compare=[]", "cost_model=null", "decoding/shape=dynamic_tree", f"hydra.run.dir={workplace}/evaluation"]
+    status, err = run_evaluate(*options)
+    assert status == 2 and "bigram.Bigram" in err and "imports" in err
+    status, err = run_evaluate("imports=[bigram]", *options)
+    assert status == 0, err
     results = json.loads((workplace / "evaluation" / "evaluation.json").read_text())["results"]
     assert results[0]["lossless"] and results[0]["nodes_per_round"] > 5
-    refused = run(workplace, "evaluate.py", *options)
-    assert refused.returncode == 2 and "bigram.Bigram" in refused.stderr and "imports" in refused.stderr
 
 
-def test_a_module_that_is_not_there(workplace):
-    done = run(workplace, "evaluate.py", "imports=[trigram]", "checkpoint=x", f"hydra.run.dir={workplace}/none")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: imports=['trigram']: No module named 'trigram'; expected")
+def test_a_module_that_is_not_there(workplace, run_evaluate):
+    status, err = run_evaluate("imports=[trigram]", "checkpoint=x", f"hydra.run.dir={workplace}/none")
+    assert status == 2
+    assert err.startswith("error: imports=['trigram']: No module named 'trigram'; expected")

@@ -1,4 +1,4 @@
-"""What entry points do with errors that are nobody's fault."""
+"""What commands share: errors and their sentences, exit statuses, and plans that leave nothing behind."""
 
 import os
 import subprocess
@@ -42,3 +42,57 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path, task, opt
         errors = process.stderr.read()
     assert process.returncode == status, errors
     assert said in errors if said else errors == ""
+
+
+def call(folder: Path, *options: str, task: str = "print(config.number)") -> subprocess.CompletedProcess[str]:
+    (folder / "conf.yaml").write_text(
+        "imports: []\nplan: false\nnumber: 1\nhydra: {run: {dir: runs/now}, sweep: {dir: runs/swept}}\n"
+    )
+    (folder / "script.py").write_text(SCRIPT.format(task=task))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "script.py", *options]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("options", [["plan=true"], ["++plan=True", "number=1,2", "-m"]])
+def test_a_plan_leaves_no_directory_behind(tmp_path: Path, options):
+    before = tmp_path / "runs" / "now"
+    before.mkdir(parents=True)
+    (before / "kept").touch()
+    done = call(tmp_path, *options)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] in ("1", "2"), done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf.yaml", "runs", "script.py"]
+    assert [path.name for path in (tmp_path / "runs").rglob("*")] == ["now", "kept"]
+
+
+def test_a_run_keeps_its_directory(tmp_path: Path):
+    assert call(tmp_path, "plan=false").returncode == 0
+    assert (tmp_path / "runs" / "now" / ".hydra" / "overrides.yaml").read_text() == "- plan=false\n"
+
+
+def test_what_the_task_returns_reaches_a_sweeper(tmp_path: Path):
+    """Hydra's own sweeper keeps what every job returned in the results that a callback is given."""
+    (tmp_path / "seen.py").write_text(
+        "from hydra.experimental.callback import Callback\n"
+        "class Seen(Callback):\n"
+        "    def on_job_end(self, config, job_return, **_):\n"
+        "        print('returned', job_return.return_value)\n"
+    )
+    done = call(tmp_path, "+hydra.callbacks.seen._target_=seen.Seen", task="return 10 * config.number")
+    assert "returned 10" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["numbr=2"], "unknown config key 'numbr': did you mean number?"),
+        (["number=1,2"], "number has several values: add -m to run with each of them, or write number=[1,2]"),
+        (["+api_key=sk-123456789"], "api_key holds a secret in plain text: expected it in an environment variable"),
+        (["imports=[nowhere]"], "imports=['nowhere']: No module named 'nowhere'; expected Python modules"),
+    ],
+)
+def test_errors_say_how_to_mend_them(tmp_path: Path, options, sentence):
+    done = call(tmp_path, *options)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {sentence}"), done.stderr
+    assert "sk-123456789" not in done.stderr
+    assert not list(tmp_path.rglob("overrides.yaml")) or "sk-" not in next(tmp_path.rglob("overrides.yaml")).read_text()

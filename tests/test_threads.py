@@ -28,9 +28,9 @@ COMMANDS = [
     ["train.py", "trainer.max_steps=1"],
     ["evaluate.py", "checkpoint=nowhere"],
     ["export", "checkpoint=nowhere"],
-    ["-m", "specdraft.doctor", "checkpoint=nowhere"],
-    ["-m", "specdraft.data.store", "data.store=nowhere"],
-    ["-m", "specdraft.data.regenerate"],
+    ["-m", "specdraft", "doctor", "checkpoint=nowhere"],
+    ["-m", "specdraft", "store", "data.store=nowhere"],
+    ["-m", "specdraft", "regenerate"],
     ["-m", "pytest", "-s", "tests/losses"],
     ["docs/plans.py"],
 ]

@@ -1,4 +1,4 @@
-"""``python -m specdraft.dashboard project=NAME``: give a W&B project the view of ``conf/dashboard.yaml``.
+"""``specdraft dashboard project=NAME``: give a W&B project the view of ``conf/dashboard.yaml``.
 
 Each call makes a view of its own; what others have arranged in the project stays.
 """
@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specdraft.entry import CONF, entry_point
 from specdraft.errors import UserError
+from specdraft.text import reason
 
 
 def build_workspace(layout: Mapping[str, Any], entity: str) -> Any:
@@ -65,9 +66,12 @@ def main(config: DictConfig) -> None:
     except UserError:
         raise
     except Exception as error:  # of the client, the network or the service
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"W&B did not take the view ({reason}): run `wandb login` and check entity and project, which must exist; "
-            "plan=true shows what would be sent"
+            f"W&B did not take the view ({reason(error)}): run `wandb login` and check entity and project, which "
+            "must exist; plan=true shows what would be sent"
         ) from error
     print(f"view: {workspace.url}")
+
+
+if __name__ == "__main__":
+    main()

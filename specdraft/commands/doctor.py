@@ -1,4 +1,4 @@
-"""``python -m specdraft.doctor checkpoint=PATH [target.name=...]``; ``--help`` says more."""
+"""``specdraft doctor checkpoint=PATH [target.name=...]``; ``--help`` says more."""
 
 import sys
 
@@ -34,3 +34,7 @@ def main(config: DictConfig) -> None:
     print(report(findings))
     if any(finding.level is Level.FAULT for finding in findings):
         sys.exit(FAULTS)
+
+
+if __name__ == "__main__":
+    main()

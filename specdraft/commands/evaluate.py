@@ -56,3 +56,7 @@ def main(config: DictConfig) -> None:
     print(f"report:  {write_report(evaluation, output / 'report.html')}")
     if config.png:
         print(f"charts:  {write_png(evaluation.to_dict(), output / 'charts')[0].parent}")
+
+
+if __name__ == "__main__":
+    main()

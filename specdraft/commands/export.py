@@ -20,3 +20,7 @@ def main(config: DictConfig) -> None:
     directory = export(config.checkpoint, build(config.engine), config.output)
     usage = (directory / CARD).read_text(encoding="utf-8").partition("\n## Serving")[2].partition("\n## Acceptance")[0]
     print(f"export: {directory}\n\nServing{usage}", end="")
+
+
+if __name__ == "__main__":
+    main()

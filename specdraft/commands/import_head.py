@@ -1,4 +1,4 @@
-"""A public EAGLE-3 head becomes a checkpoint: ``python -m specdraft.commands.import_head PATH --target NAME``."""
+"""``specdraft import PATH --target NAME``: a public EAGLE-3 head, as engines load it, becomes a checkpoint."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,9 @@ from specdraft.errors import UserError, exit_on_user_error
 @exit_on_user_error
 def main() -> None:
     """Read the command line, import, and say where the checkpoint is."""
-    parser = argparse.ArgumentParser(prog="python -m specdraft.commands.import_head", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="specdraft import", description="A public EAGLE-3 head, as engines load it, becomes a checkpoint."
+    )
     parser.add_argument("path", type=Path, help="a directory with config.json and weights of an EAGLE-3 head")
     parser.add_argument("--target", required=True, help="hub id, directory or embedded://tiny")
     parser.add_argument("--revision", help="the target's, where it is a hub id")
@@ -18,6 +20,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", metavar="K", help="hidden states after K layers")
     parser.add_argument("--output", type=Path, default=Path("drafter"), help="the checkpoint's directory")
     options = parser.parse_args()
+
     # Imported here so that --help answers at once.
     from specdraft.drafters.checkpoint import about_target, save_drafter
     from specdraft.export.importing import import_eagle3

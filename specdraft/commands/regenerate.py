@@ -1,4 +1,4 @@
-"""``python -m specdraft.data.regenerate target=... data=...``: let the target answer the training prompts beforehand.
+"""``specdraft regenerate target=... data=...``: let the target answer the training prompts beforehand.
 
 ``train.py`` with the same target and data then finds the answers in the cache.
 """
@@ -55,3 +55,7 @@ def main(config: DictConfig) -> None:
         with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines())
         print(f"conversations: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""``python -m specdraft.data.store data.store=DIR ...``: compute hidden states once, for many trainings.
+"""``specdraft store data.store=DIR ...``: compute hidden states once, for many trainings.
 
 Several processes, under torchrun or started one by one, share the shards.
 """
@@ -61,3 +61,7 @@ def main(config: DictConfig) -> None:
         store = Store(path)
         errors = ", ".join(f"{name} {error:.2g}" for name, error in store.relative_error.items())
         print(f"store: {path}  {contents.bytes() / 1e9:.3g} GB of {contents.dtype}, relative error {errors}")
+
+
+if __name__ == "__main__":
+    main()

@@ -56,3 +56,7 @@ def measure(config: DictConfig, run: Any, target: Any) -> None:
     print(table(result))
     print(f"\nresults: {result.write_json(run.directory / 'evaluation.json')}")
     print(f"report:  {write_report(result, run.directory / 'report.html')}")
+
+
+if __name__ == "__main__":
+    main()

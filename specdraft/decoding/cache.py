@@ -1,10 +1,10 @@
-"""A key-value cache whose rows can go back: rejected drafts are forgotten by moving a number.
+"""A key-value cache whose requests can go back: rejected drafts are forgotten by moving a number.
 
 B = requests decoded side by side, n = tokens read in a pass, d = head size.
 
 transformers' dynamic cache copies all keys and values at every token; here each layer writes into a buffer that
-doubles when full and hands out views, so that a step costs what it writes, and rolling back costs nothing. The rows of
-a batch may have different lengths: each writes behind its own end.
+doubles when full and hands out views, so that a step costs what it writes, and rolling back costs nothing. The
+requests of a batch may have different lengths: each writes after its own end.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class _BufferedLayer(DynamicLayer):
-    """One layer's keys and values ``[rows, heads, capacity, d]``; row b holds ``lengths[b]`` valid positions."""
+    """One layer's keys and values ``[B, heads, capacity, d]``; request b holds ``lengths[b]`` valid positions."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class _BufferedLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        rows, heads = key_states.shape[:2]
-        # Zeros, because a row that is shorter than its neighbors is read beyond its end: masked, but not if NaN.
-        self.keys = key_states.new_zeros((rows, heads, self.capacity, key_states.shape[3]))
-        self.values = value_states.new_zeros((rows, heads, self.capacity, value_states.shape[3]))
-        self.lengths = [0] * rows
+        requests, heads = key_states.shape[:2]
+        # Zeros, because a request that is shorter than its neighbors is read beyond its end: masked, but not if NaN.
+        self.keys = key_states.new_zeros((requests, heads, self.capacity, key_states.shape[3]))
+        self.values = value_states.new_zeros((requests, heads, self.capacity, value_states.shape[3]))
+        self.lengths = [0] * requests
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -45,9 +45,9 @@ class _BufferedLayer(DynamicLayer):
             self.keys[:, :, longest:end] = key_states
             self.values[:, :, longest:end] = value_states
         else:
-            for row, start in enumerate(self.lengths):
-                self.keys[row, :, start : start + added] = key_states[row]
-                self.values[row, :, start : start + added] = value_states[row]
+            for request, start in enumerate(self.lengths):
+                self.keys[request, :, start : start + added] = key_states[request]
+                self.values[request, :, start : start + added] = value_states[request]
         self.lengths = [length + added for length in self.lengths]
         return self.keys[:, :, :end], self.values[:, :, :end]
 
@@ -68,7 +68,7 @@ class _BufferedLayer(DynamicLayer):
 
 
 class RewindableCache(Cache):
-    """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens a row (it grows beyond).
+    """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens a request (it grows beyond).
 
     Sliding-window layers are held whole: transformers' masks hide what lies outside the window, and a rejected draft
     can then be undone, which a ring buffer cannot do.
@@ -81,36 +81,36 @@ class RewindableCache(Cache):
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens held by every row; empty before the first pass."""
+        """Number of tokens held by every request; empty before the first pass."""
         return list(self.layers[0].lengths)
 
     @property
     def length(self) -> int:
-        """Number of tokens held by the longest row."""
+        """Number of tokens held by the longest request."""
         return self.get_seq_length()
 
     def crop(self, length: int) -> None:
-        """Keep the first ``length`` tokens of a cache of one row."""
+        """Keep the first ``length`` tokens of a cache of one request."""
         self.keep(0, length, ())
 
-    def keep(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep of a row its first ``length`` tokens and of those behind them the ascending offsets ``path``.
+    def keep(self, request: int, length: int, path: Sequence[int]) -> None:
+        """Keep of a request its first ``length`` tokens and of those after them the ascending offsets ``path``.
 
-        That is what verifying a tree leaves behind: the accepted nodes move up to where the text goes on.
+        That is what verifying a tree leaves: the accepted nodes move up to where the text goes on.
         """
         chosen = None
         if list(path) != list(range(len(path))):  # a chain's nodes already lie where they belong
             chosen = torch.tensor(path, device=self.layers[0].keys.device) + length
         for layer in self.layers:
-            assert length + len(path) <= layer.lengths[row]
+            assert length + len(path) <= layer.lengths[request]
             if chosen is not None:
                 for buffer in (layer.keys, layer.values):
                     assert buffer is not None
-                    buffer[row, :, length : length + len(path)] = buffer[row].index_select(1, chosen)
-            layer.lengths[row] = length + len(path)
+                    buffer[request, :, length : length + len(path)] = buffer[request].index_select(1, chosen)
+            layer.lengths[request] = length + len(path)
 
     def join(self, other: "RewindableCache") -> None:
-        """Append the rows of ``other`` below those held; buffers grow to the larger capacity of the two."""
+        """Append the requests of ``other`` after those held; buffers grow to the larger capacity of the two."""
         for layer, added in zip(self.layers, other.layers, strict=True):
             if not layer.is_initialized:
                 assert added.keys is not None and added.values is not None
@@ -127,29 +127,29 @@ class RewindableCache(Cache):
             layer.values = torch.cat([layer.values, added.values])
             layer.lengths = layer.lengths + added.lengths
 
-    def drop(self, row: int) -> None:
-        """Forget a row; those below it move up."""
+    def drop(self, request: int) -> None:
+        """Forget a request; those after it move up."""
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None
-            layer.keys = torch.cat([layer.keys[:row], layer.keys[row + 1 :]])
-            layer.values = torch.cat([layer.values[:row], layer.values[row + 1 :]])
-            del layer.lengths[row]
+            layer.keys = torch.cat([layer.keys[:request], layer.keys[request + 1 :]])
+            layer.values = torch.cat([layer.values[:request], layer.values[request + 1 :]])
+            del layer.lengths[request]
 
 
 class _LayerSideBySide(DynamicLayer):
-    """One layer of several caches of one row each; what it hands out is padded to the longest."""
+    """One layer of several caches of one request each; what it hands out is padded to the longest."""
 
-    def __init__(self, rows: Sequence[_BufferedLayer]) -> None:
+    def __init__(self, requests: Sequence[_BufferedLayer]) -> None:
         super().__init__()
-        self.rows = rows
+        self.requests = requests
 
     @property
     def lengths(self) -> list[int]:
-        return [length for row in self.rows for length in (row.lengths or [0])]
+        return [length for request in self.requests for length in (request.lengths or [0])]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        added = zip(self.rows, key_states.split(1), value_states.split(1), strict=True)
-        held = [row.update(key, value) for row, key, value in added]  # [1, heads, length, d] each
+        added = zip(self.requests, key_states.split(1), value_states.split(1), strict=True)
+        held = [request.update(key, value) for request, key, value in added]  # [1, heads, length, d] each
         keys, values = (
             pad_sequence([part[0].transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2)
             for parts in zip(*held, strict=True)
@@ -161,7 +161,7 @@ class _LayerSideBySide(DynamicLayer):
 
 
 class CachesSideBySide(Cache):
-    """Caches of one row each, read in one pass: every pass copies what they hold into one padded batch.
+    """Caches of one request each, read in one pass: every pass copies what they hold into one padded batch.
 
     Each goes on as a cache of its own. For models whose caches are small (a draft's), in batches that change from pass
     to pass.
@@ -170,9 +170,9 @@ class CachesSideBySide(Cache):
     layers: list[_LayerSideBySide]
 
     def __init__(self, caches: Sequence[RewindableCache]) -> None:
-        super().__init__(layers=[_LayerSideBySide(rows) for rows in zip(*(c.layers for c in caches), strict=True)])
+        super().__init__(layers=[_LayerSideBySide(layers) for layers in zip(*(c.layers for c in caches), strict=True)])
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens held by every row."""
+        """Number of tokens held by every request."""
         return self.layers[0].lengths

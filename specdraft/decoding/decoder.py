@@ -1,37 +1,32 @@
 """The decode loop: one loop for plain decoding and for drafting, for one request and for many side by side.
 
-Each round: the drafter proposes a tree behind the last emitted token of every request, the target reads all of them in
+Each round: the drafter proposes a tree after the last emitted token of every request, the target reads all of them in
 one pass, the rule accepts a path and adds one token of the target's own. What was rejected is taken back from the
-target's cache. Requests accept different numbers of tokens, so the cache's rows are ragged; a request that ends makes
-room for the next one.
+target's cache. Requests accept different numbers of tokens, so they differ in length; one that ends makes room for the
+next one.
 
 Accounting is vLLM's: the prompt's pass emits the first token and is no round; every later target pass is one; drafted
 tokens that were accepted count even where they run past the end of text or the token limit.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdraft.decoding import rules
 from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding.interfaces import Drafter, Features, Target
 from specdraft.decoding.padded import Reading, pad_pass
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import Shape, as_shape
 from specdraft.decoding.trace import Round, Trace
 from specdraft.decoding.tree import DraftTree
 from specdraft.errors import UserError
-
-if TYPE_CHECKING:
-    from specdraft.drafters.base import Drafter
-    from specdraft.targets import Features, Target
 
 
 @dataclass
@@ -165,14 +160,14 @@ class Decoder:
         cache = self.target.new_cache(0)
         while True:
             while len(active) < batch_size and (number := next(waiting, None)) is not None:
-                request, row = self._begin(number, prompts[number], max_new_tokens, seeds[number])
+                request, own = self._begin(number, prompts[number], max_new_tokens, seeds[number])
                 if self._finished(request):
                     yield number, self._end(request)
                     continue
                 if active:
-                    cache.join(row)
+                    cache.join(own)
                 else:
-                    cache = row
+                    cache = own
                 active.append(request)
             if not active:
                 return
@@ -273,10 +268,10 @@ class Decoder:
         """Emit what was accepted, tell the drafter, and take the rest back from the target's cache."""
         emitted: list[Tensor] = []
         before: list[Features] = []  # of the positions before each emitted token
-        for row, (request, verdict) in enumerate(zip(active, verdicts, strict=True)):
-            cache.keep(row, request.held + 1, verdict.path)
+        for index, (request, verdict) in enumerate(zip(active, verdicts, strict=True)):
+            cache.keep(index, request.held + 1, verdict.path)
             emitted.append(torch.tensor(request.emit(verdict, self.drafter is not None), device=self.target.device))
-            before.append(features.at(row, [0, *(node + 1 for node in verdict.path)]))
+            before.append(features.at(index, [0, *(node + 1 for node in verdict.path)]))
         if self.drafter is not None:
             with _timed(active, "draft_seconds"):
                 self.drafter.advance_batch([request.state for request in active], emitted, before)

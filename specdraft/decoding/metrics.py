@@ -13,15 +13,19 @@ Accepted tokens beyond the requested length or the end of text still count, as s
 sums: they add over prompts and ranks, and are divided once, at the end. A rate without a denominator is NaN.
 """
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-if TYPE_CHECKING:
-    from specdraft.decoding.decoder import Generation
+from specdraft.decoding.decoder import Generation
 
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else float("nan")
+
+
+def acceptance_length(accepted: int, rounds: int) -> float:
+    """Tau of so many rounds, in which so many drafted tokens were accepted; NaN without a round."""
+    return 1.0 + _ratio(accepted, rounds)
 
 
 @dataclass
@@ -40,7 +44,7 @@ class AcceptanceCounts:
         for counts in (self.drafted_per_position, self.reached_per_position, self.accepted_per_position):
             counts.extend([0] * (self.num_draft_tokens - len(counts)))
 
-    def add(self, generation: "Generation") -> "AcceptanceCounts":
+    def add(self, generation: Generation) -> "AcceptanceCounts":
         """Count every round of a generation; returns itself."""
         for drafted, accepted in zip(generation.drafted, generation.accepted, strict=True):
             self.rounds += 1
@@ -56,20 +60,17 @@ class AcceptanceCounts:
         """The counts of both; they must be of the same draft length."""
         if self.num_draft_tokens != other.num_draft_tokens:
             raise ValueError("counts of different draft lengths do not add up")
-        return AcceptanceCounts(
-            self.num_draft_tokens,
-            self.rounds + other.rounds,
-            self.drafted + other.drafted,
-            self.accepted + other.accepted,
-            [a + b for a, b in zip(self.drafted_per_position, other.drafted_per_position, strict=True)],
-            [a + b for a, b in zip(self.reached_per_position, other.reached_per_position, strict=True)],
-            [a + b for a, b in zip(self.accepted_per_position, other.accepted_per_position, strict=True)],
-        )
+        sums: list[Any] = []
+        for each in fields(self)[1:]:
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            lists = isinstance(mine, list)
+            sums.append([a + b for a, b in zip(mine, theirs, strict=True)] if lists else mine + theirs)
+        return AcceptanceCounts(self.num_draft_tokens, *sums)
 
     @property
     def acceptance_length(self) -> float:
         """tau, weighted by tokens: every round counts alike."""
-        return 1.0 + _ratio(self.accepted, self.rounds)
+        return acceptance_length(self.accepted, self.rounds)
 
     @property
     def draft_acceptance_rate(self) -> float:

@@ -84,7 +84,7 @@ class LossyRule(ABC):
 
     @abstractmethod
     def first_token(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """How the first token behind a chain's root is chosen: the probability ``[V]`` of accepting each draft, and the
+        """How the first token after a chain's root is chosen: the probability ``[V]`` of accepting each draft, and the
         distribution ``[V]`` that replaces a rejected one. q, p: ``[V]``."""
 
     def divergence(self, tree: DraftTree, p: Tensor) -> float:
@@ -135,7 +135,7 @@ class Typical(LossyRule):
     """**Lossy**: accept whatever the target finds typical, however it was drafted.
 
     A node x is accepted if p(x) > min(``epsilon``, ``delta`` * exp(-H(p))) with the entropy H in nats. The longest
-    accepted path wins, among equals the one whose siblings come first; the token behind it is sampled from p.
+    accepted path wins, among equals the one whose siblings come first; the token after it is sampled from p.
     """
 
     epsilon: float = 0.09

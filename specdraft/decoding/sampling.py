@@ -1,4 +1,4 @@
-"""Sampling settings, and the distribution that they make of a row of logits."""
+"""Sampling settings, and the distribution that they make of logits."""
 
 from dataclasses import dataclass
 
@@ -53,5 +53,5 @@ class Sampling:
 
 
 def sample(p: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw one token id per row of ``p [..., V]`` (non-negative; need not sum to one) -> ids ``[...]``."""
+    """Draw one token id from each of ``p [..., V]`` (non-negative; need not sum to one) -> ids ``[...]``."""
     return torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator).reshape(p.shape[:-1])

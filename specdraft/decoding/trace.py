@@ -1,4 +1,4 @@
-"""A record of decoding, round by round: what was drafted, how much of it was accepted, what the target put behind it.
+"""A record of decoding, round by round: what was drafted, how much of it was accepted, what the target added.
 
 It is there to be looked at; counting needs no more than ``Generation``.
 """
@@ -16,7 +16,7 @@ _WINDOW, _CONTEXT = 64, 8  # tokens that are decoded at a time, and those that d
 
 @dataclass(frozen=True)
 class Round:
-    """One verified draft. drafted: the accepted tokens, and behind them those that the draft would have gone on with.
+    """One verified draft. drafted: the accepted tokens, and after them those that the draft would have gone on with.
 
     Of a chain that is the whole draft. Of a tree it is one path: the accepted one, continued by first children.
     accepted: how many of them the target took. next_token: the target's own, a correction or a bonus.
@@ -39,7 +39,7 @@ class Round:
 class Trace:
     """A request. prompt: its token ids; first_token: what the prompt's pass emitted, which nobody drafted.
 
-    Rounds are whole: the last may run past the end of text or the token limit, where ``Generation.tokens`` is cut.
+    Rounds are whole: the last may run past the end of text or the token limit, where ``Generation.tokens`` ends.
     """
 
     prompt: list[int]
@@ -48,7 +48,7 @@ class Trace:
 
     @property
     def tokens(self) -> list[int]:
-        """All tokens that the rounds emitted, not cut."""
+        """All tokens that the rounds emitted."""
         emitted = [self.first_token]
         for each in self.rounds:
             emitted += [*each.drafted[: each.accepted], each.next_token]

@@ -46,9 +46,9 @@ def align(batch: Batch, num_steps: int) -> Alignment:
     begins = torch.ones_like(ids, dtype=torch.bool)
     begins[1:] = (ids[1:] != ids[:-1]) | (index[1:] % width == 0)
     starts = torch.where(begins, index, 0).cummax(0).values
-    padding = ids.new_full((num_steps + 1,), -1)
-    document = torch.cat([torch.where(ids < 0, -1, starts), padding])  # [R + S + 1]
-    learned = torch.cat([batch.loss_mask.flatten() & (ids >= 0), padding > 0])
+    beyond = starts.new_zeros(num_steps + 1)
+    document = torch.cat([starts, beyond])  # [R + S + 1]
+    learned = torch.cat([batch.loss_mask.flatten() & (ids >= 0), beyond > 0])
 
     def follows(offset: int) -> Tensor:
         there = slice(offset, offset + size)

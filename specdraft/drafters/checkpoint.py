@@ -23,6 +23,7 @@ from specdraft.targets import Target, TargetIdentity
 from specdraft.targets.loading import template_hash
 from specdraft.targets.sizes import at_most, check_sizes
 from specdraft.tensors import difference, kinds, read_kinds, read_tensors
+from specdraft.text import reason
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _SPARE = 64  # weights that a constructor may make and drop
@@ -83,7 +84,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if isinstance(config, dict) and "architectures" in config:
         raise UserError(
             f"{directory} is a model for an engine, by the architectures of its {CONFIG}: expected a drafter; give the "
-            "run that it was exported from, or import an EAGLE-3 head with python -m specdraft.commands.import_head"
+            "run that it was exported from, or import an EAGLE-3 head with specdraft import"
         )
     if not _is_whole(config):
         raise UserError(
@@ -116,7 +117,7 @@ def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
     except UserError:
         raise
     except Exception as error:  # constructors, transformers and torch raise a dozen kinds
-        amiss = " ".join(str(error).split())[:300]
+        amiss = reason(error)
     if amiss is not None:
         raise UserError(
             f"the checkpoint {directory} does not fit {kind.__name__} ({amiss}): expected one of this version"

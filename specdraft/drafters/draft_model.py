@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specdraft.decoding.cache import CachesSideBySide, RewindableCache
 from specdraft.decoding.padded import Reading, pad_pass
@@ -24,7 +24,7 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.base import BatchDrafter, Drafter, TrainingLoss, constructor_arguments
-from specdraft.drafters.draft_start import attention, find_start, take_weights
+from specdraft.drafters.draft_start import attention, build_model, find_start, take_weights
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
 from specdraft.drafters.objective import call_with_weights, lending_head, objective
 from specdraft.drafters.on_policy import continue_answers
@@ -35,6 +35,7 @@ from specdraft.losses.divergence import divergence as find_divergence
 from specdraft.targets import Features, LanguageModel, Target
 from specdraft.targets.batch import Batch
 from specdraft.tensors import keeping_buffers
+from specdraft.text import reason
 
 
 @dataclass
@@ -86,7 +87,7 @@ class DraftModel(BatchDrafter):
                 "from the target's distribution, such as forward_kl"
             )
         self._arguments = arguments | {"lora": None}
-        self.model: Any = self._plain()
+        self.model: Any = build_model(self._arguments["model"], attn_implementation)
         if activation_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.set_output_embeddings(lending_head(self.model))
@@ -154,7 +155,7 @@ class DraftModel(BatchDrafter):
             self.model = get_peft_model(self.model, LoraConfig(**options))
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"peft refuses model.drafter.lora ({_one_line(error)}): expected r, alpha, target_modules, or other "
+                f"peft refuses model.drafter.lora ({reason(error)}): expected r, alpha, target_modules, or other "
                 "options of its LoraConfig"
             ) from error
         if self.model.get_base_model().get_output_embeddings() is not self.language_model.head:
@@ -175,7 +176,7 @@ class DraftModel(BatchDrafter):
         """A plain transformers model of the same logits, for ``save_pretrained``; it shares no memory with this one."""
         served = self.served()
         assert isinstance(served, DraftModel)
-        model = served._plain()
+        model = build_model(self._arguments["model"], self._arguments["attn_implementation"])
         with keeping_buffers(model):
             model.to(self.language_model.device, self.language_model.dtype)
         model.load_state_dict(served.model.state_dict())
@@ -274,24 +275,6 @@ class DraftModel(BatchDrafter):
         for cache, (tokens, _, _, held) in zip(caches, readings, strict=True):
             cache.crop(held + len(tokens))
         return [each[: len(reading.tokens)] for each, reading in zip(last, readings, strict=True)]
-
-    def _plain(self) -> PreTrainedModel:
-        """The transformers model of the configuration, with random weights."""
-        try:
-            config = AutoConfig.for_model(**self._arguments["model"])
-            model = AutoModelForCausalLM.from_config(
-                config, attn_implementation=self._arguments["attn_implementation"], trust_remote_code=False
-            )
-        except Exception as error:  # transformers and huggingface_hub raise a dozen kinds
-            raise UserError(
-                f"transformers cannot build the draft ({_one_line(error)}): expected a configuration that it knows; "
-                "check model.drafter"
-            ) from error
-        return model
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _tied(draft: DraftModel) -> list[str]:

@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specdraft.errors import UserError
 from specdraft.targets import LanguageModel, Target, loading
 from specdraft.targets.sharded import gathered
+from specdraft.text import reason
 
 STARTS = ("layers", "scratch", "checkpoint")
 
@@ -43,6 +44,19 @@ def find_start(
     raise UserError(f"start is {start!r}: expected one of {', '.join(STARTS)}")
 
 
+def build_model(config: Mapping[str, Any], attention: str) -> PreTrainedModel:
+    """The transformers model of a configuration, with random weights. Raises UserError where there is none."""
+    try:
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**config), attn_implementation=attention, trust_remote_code=False
+        )
+    except Exception as error:  # transformers and huggingface_hub raise a dozen kinds
+        raise UserError(
+            f"transformers cannot build the draft ({reason(error)}): expected a configuration that it knows; check "
+            "model.drafter"
+        ) from error
+
+
 def take_weights(draft: LanguageModel, source: LanguageModel, layers: Sequence[int]) -> None:
     """Copy embedding, final norm, head, and of the source's layers those given.
 
@@ -59,7 +73,7 @@ def take_weights(draft: LanguageModel, source: LanguageModel, layers: Sequence[i
             draft.decoder.load_state_dict({name: theirs[counterpart(name)] for name in draft.decoder.state_dict()})
     except (KeyError, RuntimeError) as error:
         raise UserError(
-            f"layers {list(layers)} do not fit a model of their own ({' '.join(str(error).split())[:300]}): expected "
+            f"layers {list(layers)} do not fit a model of their own ({reason(error)}): expected "
             "layers that are built alike; choose others with model.drafter.copy_layers"
         ) from error
     draft.head.load_state_dict(source.head.state_dict())
@@ -75,14 +89,14 @@ def _describe(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _with_layers(config: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """The configuration of these layers alone: lists with an entry for each layer are cut to theirs."""
+    """The configuration of these layers alone: lists with an entry for each layer are shortened to theirs."""
     count = config["num_hidden_layers"]
-    cut = {
+    lists = {
         key: [value[layer] for layer in layers]
         for key, value in config.items()
         if isinstance(value, list) and len(value) == count and not key.endswith("_token_id")
     }
-    return config | cut | {"num_hidden_layers": len(layers)}
+    return config | lists | {"num_hidden_layers": len(layers)}
 
 
 def _chosen_layers(wanted: int | Sequence[int], count: int) -> list[int]:

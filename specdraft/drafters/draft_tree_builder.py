@@ -2,8 +2,8 @@
 
 m = nodes of a level, D = nodes read so far, N = drafted nodes, Vd / V = draft / target vocabulary.
 
-A drafter gives the logits behind the last emitted token, and a function that reads a level of nodes and returns the
-logits behind each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way.
+A drafter gives the logits after the last emitted token, and a function that reads a level of nodes and returns the
+logits after each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way.
 
 A growing draft is a generator that yields the level to be read next and is sent its logits, so that the drafts of
 several requests can grow in step and be read in one pass.
@@ -23,9 +23,9 @@ from specdraft.decoding.tree import ROOT, DraftTree
 class Level(NamedTuple):
     """Nodes that a drafter is to read.
 
-    tokens: ``[m]`` target ids. parents: ``[m]`` each node's parent, as a row of the level read before (all 0 on the
-    first level: the last emitted token). depth: of the level, from 1. seen: bool ``[m, D]`` which of all nodes read so
-    far, this level's at the end, each node may attend to: its ancestors and itself; None on a chain, where that is all.
+    tokens: ``[m]`` target ids. parents: ``[m]`` each node's parent, as an index into the level read before (all 0
+    on the first level: the last emitted token). depth: of the level, from 1. seen: bool ``[m, D]`` which of all nodes
+    read so far, this level's at the end, each node may attend to: its ancestors and itself; None on a chain.
     """
 
     tokens: Tensor
@@ -35,10 +35,10 @@ class Level(NamedTuple):
 
 
 Expand = Callable[[Level], Tensor]
-"""Reads a level and returns the logits ``[m, Vd]`` behind each of its nodes."""
+"""Reads a level and returns the logits ``[m, Vd]`` after each of its nodes."""
 
 ExpandBatch = Callable[[Mapping[int, Level]], Sequence[Tensor]]
-"""Reads a level of each of several drafts, by the draft's number, and returns the logits behind the nodes of each."""
+"""Reads a level of each of several drafts, by the draft's number, and returns the logits after the nodes of each."""
 
 Growth = Generator[Level, Tensor, DraftTree]
 
@@ -66,7 +66,7 @@ def grow(
     generator: torch.Generator | None,
     vocabulary: Vocabulary,
 ) -> DraftTree:
-    """Grow a draft of this shape; ``logits [1, Vd]`` are those behind the last emitted token."""
+    """Grow a draft of this shape; ``logits [1, Vd]`` are those after the last emitted token."""
     return grow_batch(logits, lambda levels: [expand(levels[0])], [shape], sampling, [generator], vocabulary)[0]
 
 
@@ -78,23 +78,23 @@ def grow_batch(
     generators: Sequence[torch.Generator | None],
     vocabulary: Vocabulary,
 ) -> list[DraftTree]:
-    """Grow a draft for each of B requests, level by level together; row b of ``logits [B, Vd]`` is that of request b.
+    """Grow a draft for each of B requests, level by level together, from ``logits [B, Vd]``.
 
     A draft that is complete is no longer among those that ``expand`` is asked to read.
     """
     growing = [
-        _grow_dynamic(row, shape, vocabulary)
+        _grow_dynamic(first, shape, vocabulary)
         if isinstance(shape, DynamicTree)
-        else _grow_static(row, shape, sampling, generator, vocabulary)
-        for row, shape, generator in zip(logits.split(1), shapes, generators, strict=True)
+        else _grow_static(first, shape, sampling, generator, vocabulary)
+        for first, shape, generator in zip(logits.split(1), shapes, generators, strict=True)
     ]
     drafts: dict[int, DraftTree] = {}
     levels: dict[int, Level] = {}
 
-    def resume(number: int, behind: Tensor | None) -> None:
+    def resume(number: int, logits: Tensor | None) -> None:
         try:
             # A generator that has not begun takes nothing but None.
-            levels[number] = next(growing[number]) if behind is None else growing[number].send(behind)
+            levels[number] = next(growing[number]) if logits is None else growing[number].send(logits)
         except StopIteration as finished:
             drafts[number] = finished.value
 
@@ -102,8 +102,8 @@ def grow_batch(
         resume(number, None)
     while levels:
         read, levels = levels, {}
-        for number, behind in zip(read, expand(read), strict=True):
-            resume(number, behind)
+        for number, after in zip(read, expand(read), strict=True):
+            resume(number, after)
     return [drafts[number] for number in range(len(growing))]
 
 
@@ -136,12 +136,12 @@ def _grow_static(
             below += [None] * (count - drafted)
         if depth == shape.depth:
             break
-        rows = {node: row for row, node in enumerate(read)}
+        places = {node: place for place, node in enumerate(read)}
         level = below
         read = [node for node, count in zip(level, shape.branching[depth], strict=True) if count and node is not None]
         if not read:
             break
-        above = torch.tensor([rows[parents[node]] for node in read], device=logits.device)
+        above = torch.tensor([places[parents[node]] for node in read], device=logits.device)
         unread = tokens[-1] if shape.is_chain else torch.cat(tokens)[torch.tensor(read, device=logits.device)]
         logits = yield Level(unread, above, depth, None if seen is None else seen.read(above))
     return DraftTree(
@@ -152,14 +152,14 @@ def _grow_static(
 def _children(
     logits: Tensor, counts: list[int], sampled: bool, sampling: Sampling, generator: torch.Generator | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Of every row of ``logits [m, Vd]`` its ``counts`` children: draft ids ``[c]`` and the q ``[c, Vd]`` of each draw.
+    """Of each node of ``logits [m, Vd]`` its ``counts`` children: draft ids ``[c]`` and the q ``[c, Vd]`` of each draw.
 
     Of a distribution with few tokens (top-k, top-p) a node may have fewer children than asked for; how many depends on
     the distribution alone, never on what was drawn, so that the draft stays lossless.
     """
     if sampled and not sampling.greedy:
-        for row, count in zip(sampling.probabilities(logits), counts, strict=True):
-            yield _draw(row, count, generator)
+        for p, count in zip(sampling.probabilities(logits), counts, strict=True):
+            yield _draw(p, count, generator)
         return
     most = min(max(counts, default=1), logits.shape[-1])
     ranked = logits.argmax(-1, keepdim=True) if most == 1 else logits.topk(most).indices
@@ -211,10 +211,10 @@ class _Seen:
     """Which of the nodes read so far every node of the newest level may attend to."""
 
     def __init__(self, device: torch.device) -> None:
-        self.rows = torch.zeros((1, 0), dtype=torch.bool, device=device)
+        self.masks = torch.zeros((1, 0), dtype=torch.bool, device=device)
 
     def read(self, parents: Tensor) -> Tensor:
-        """Read a level whose parents are the rows ``[m]`` of the level before -> bool ``[m, D]``."""
+        """Read a level whose parents are at ``[m]`` in the level before -> bool ``[m, D]``."""
         own = torch.eye(len(parents), dtype=torch.bool, device=parents.device)
-        self.rows = torch.cat([self.rows[parents], own], dim=1)
-        return self.rows
+        self.masks = torch.cat([self.masks[parents], own], dim=1)
+        return self.masks

@@ -1,6 +1,6 @@
 """On-policy distillation: answers that go on in the draft's own words (2310.08461, section 4; GKD, 2306.13649).
 
-D = documents whose answer is replaced, T = tokens in a row, S = keys that a pass sees, V = vocabulary.
+D = documents whose answer is replaced, T = tokens in a sequence, S = keys that a pass sees, V = vocabulary.
 
 A draft that learns from the target's text alone never sees what follows its own mistakes. Here a share of the
 documents keeps the target's answer up to a random token and goes on with what the draft samples; the target's
@@ -19,9 +19,9 @@ from specdraft.targets.batch import Batch
 
 
 class Span(NamedTuple):
-    """Columns of a row: the document begins at ``begin``, and ``start`` up to ``end`` is to be replaced."""
+    """Places in a sequence: the document begins at ``begin``, and ``start`` up to ``end`` is to be replaced."""
 
-    row: int
+    sequence: int
     begin: int
     start: int
     end: int
@@ -33,7 +33,7 @@ def continue_answers(
 ) -> Batch:
     """The batch with the answers of a ``share`` of its documents continued by ``model`` at temperature 1.
 
-    Lengths, positions and documents stay. Behind a sampled end of text (one of ``ends``) the answer keeps its old
+    Lengths, positions and documents stay. After a sampled end of text (one of ``ends``) the answer keeps its old
     tokens, and there is nothing left to learn.
     """
     spans = choose(batch, share, generator)
@@ -47,8 +47,8 @@ def continue_answers(
     for span, tokens in zip(spans, sampled, strict=True):
         tokens = tokens[: span.end - span.start]
         length = next((place for place, token in enumerate(tokens, start=1) if token in ends), len(tokens))
-        ids[span.row, span.start : span.start + length] = torch.tensor(tokens[:length], device=ids.device)
-        mask[span.row, span.start + length : span.end] = False
+        ids[span.sequence, span.start : span.start + length] = torch.tensor(tokens[:length], device=ids.device)
+        mask[span.sequence, span.start + length : span.end] = False
     return replace(batch, input_ids=ids, loss_mask=mask)
 
 
@@ -58,15 +58,16 @@ def choose(batch: Batch, share: float, generator: torch.Generator) -> list[Span]
     All supervised tokens of a document are equally likely, but for its first: nothing comes before that.
     """
     spans = []
-    for row, (documents, mask) in enumerate(zip(batch.document_ids.tolist(), batch.loss_mask.tolist(), strict=True)):
+    both = zip(batch.document_ids.tolist(), batch.loss_mask.tolist(), strict=True)
+    for sequence, (documents, mask) in enumerate(both):
         begins = [t for t in range(len(documents)) if t == 0 or documents[t] != documents[t - 1]]
         for begin, after in zip(begins, [*begins[1:], len(documents)], strict=True):
-            learnt = [t for t in range(begin + 1, after) if mask[t]]
-            if documents[begin] < 0 or not learnt or _uniform(generator) >= share:
+            learned = [t for t in range(begin + 1, after) if mask[t]]
+            if documents[begin] < 0 or not learned or _uniform(generator) >= share:
                 continue
-            start = learnt[int(_uniform(generator) * len(learnt))]
+            start = learned[int(_uniform(generator) * len(learned))]
             end = next((t for t in range(start, after) if not mask[t]), after)
-            spans.append(Span(row, begin, start, end))
+            spans.append(Span(sequence, begin, start, end))
     return spans
 
 
@@ -76,17 +77,17 @@ def _uniform(generator: torch.Generator) -> float:
 
 
 def _continue(ids: Tensor, spans: list[Span], model: LanguageModel, generator: torch.Generator) -> Tensor:
-    """Tokens ``[D, longest span]``, sampled side by side; a row goes on behind its span's end until all are done."""
+    """Tokens ``[D, longest span]``, sampled side by side; each goes on after its span's end until all are done."""
     lengths = torch.tensor([span.start - span.begin for span in spans], device=ids.device)
     prefixes = ids.new_zeros((len(spans), int(lengths.max())))
     for prefix, span in zip(prefixes, spans, strict=True):
-        prefix[: span.start - span.begin] = ids[span.row, span.begin : span.start]
+        prefix[: span.start - span.begin] = ids[span.sequence, span.begin : span.start]
     steps = max(span.end - span.start for span in spans)
     cache = model.new_cache(prefixes.shape[1] + steps)
-    last = model.step(prefixes, cache).last  # [D, T, H]; what fills up a short prefix stands behind it, unseen
+    last = model.step(prefixes, cache).last  # [D, T, H]; the padding of a short prefix comes after it, unseen
     last = last[torch.arange(len(spans), device=ids.device), lengths - 1]  # [D, H]
-    for row, length in enumerate(lengths.tolist()):
-        cache.keep(row, length, ())
+    for request, length in enumerate(lengths.tolist()):
+        cache.keep(request, length, ())
     tokens: list[Tensor] = []
     for step in range(steps):
         tokens.append(sample(model.logits(last).float().softmax(-1), generator))

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
 
-ROW = 512  # tokens of a training row
+LENGTH = 512  # tokens of a training sequence
 
 
 def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[list[int]]]:
@@ -28,15 +28,15 @@ def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[
     return kinds
 
 
-def rows(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: random.Random) -> list[list[int]]:
-    """Rows of ``ROW`` tokens: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
+def sequences(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng: random.Random) -> list[list[int]]:
+    """Sequences of ``LENGTH`` tokens: each kind repeated by its weight (a fraction is a sample), shuffled, joined."""
     chosen: list[list[int]] = []
     for kind, weight in weights.items():
         whole = int(weight)
         chosen += kinds[kind] * whole
         chosen += rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
     # Long files are cut into pieces before shuffling: else one module fills several neighboring batches.
-    pieces = [ids[start : start + ROW] for ids in chosen for start in range(0, len(ids), ROW)]
+    pieces = [ids[start : start + LENGTH] for ids in chosen for start in range(0, len(ids), LENGTH)]
     rng.shuffle(pieces)
     stream = [token for piece in pieces for token in piece]
-    return [stream[start : start + ROW] for start in range(0, len(stream) - ROW + 1, ROW)]
+    return [stream[start : start + LENGTH] for start in range(0, len(stream) - LENGTH + 1, LENGTH)]

@@ -14,7 +14,7 @@ import torch
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
-from specdraft.embedded.corpus import ROW, documents
+from specdraft.embedded.corpus import LENGTH, documents
 from specdraft.evaluation.results import distinct_ngrams
 from specdraft.files import atomic_file
 from specdraft.targets import Target
@@ -24,9 +24,9 @@ PROMPTS, NEW_TOKENS = 40, 128
 
 @torch.inference_mode()
 def held_out_loss(target: Target, docs: list[list[int]], limit: int = 200) -> float:
-    """Mean negative log likelihood (nats per token) of the first ``ROW`` tokens of up to ``limit`` documents."""
+    """Mean negative log likelihood (nats per token) of the first ``LENGTH`` tokens of up to ``limit`` documents."""
     total, count = 0.0, 0
-    for ids in (ids[:ROW] for ids in docs[:limit] if len(ids) > 1):
+    for ids in (ids[:LENGTH] for ids in docs[:limit] if len(ids) > 1):
         tokens = torch.tensor(ids)
         features = target.features(tokens[None], torch.arange(len(ids))[None], ())
         logits = target.logits(features.last[0, :-1]).float()

@@ -17,12 +17,12 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
-from specdraft.embedded.corpus import ROW, documents, rows
+from specdraft.embedded.corpus import LENGTH, documents, sequences
 from specdraft.embedded.measure_target import write_card
 from specdraft.embedded.tokenizer import train_tokenizer
 
 VOCAB, CONTEXT = 4096, 1024
-BATCH = 16  # rows: 8,192 tokens a step
+BATCH = 16  # sequences: 8,192 tokens a step
 PEAK_LR, WARMUP, STABLE = 2e-3, 60, 0.65  # the first 65 % of the steps at the peak, then linear decay
 
 
@@ -63,8 +63,8 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
     tokenizer.save_pretrained(out)
     kinds = documents(tokenizer, "train")
     rng = random.Random(seed)
-    mixed = rows(kinds, {"library": 1.5, "tests": 0.5, "chat": 1.5}, rng)
-    final = rows(kinds, {"library": 0.5, "chat": 3.0}, rng)
+    mixed = sequences(kinds, {"library": 1.5, "tests": 0.5, "chat": 1.5}, rng)
+    final = sequences(kinds, {"library": 0.5, "chat": 3.0}, rng)
     print({kind: sum(map(len, docs)) for kind, docs in kinds.items()}, len(mixed) // BATCH, len(final) // BATCH)
     decay_from = int(steps * STABLE)
 
@@ -99,7 +99,7 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        rate = (step + 1 - first) * BATCH * ROW / (time.time() - started)
+        rate = (step + 1 - first) * BATCH * LENGTH / (time.time() - started)
         bar.set_postfix(loss=f"{loss.item():.3f}", tokens=f"{rate:.0f}/s")
         if (step + 1) % 100 == 0 or step + 1 == steps:
             temporary = state_path.with_suffix(".tmp")

@@ -1,6 +1,7 @@
 """What an evaluation found, and what a reader needs to trust or repeat it, as ``evaluation.json`` holds it."""
 
 import json
+import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,8 +35,8 @@ class Evaluation:
         return [result for result in self.results if result.temperature == temperature]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; numbers that are undefined are None."""
-        return _without_nan(
+        """JSON-able; numbers that are undefined or infinite are None."""
+        return _finite(
             {
                 "created": self.created,
                 "settings": self.settings,
@@ -68,9 +69,9 @@ class Evaluation:
         return path
 
 
-def _without_nan(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

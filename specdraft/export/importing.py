@@ -1,4 +1,4 @@
-"""A public EAGLE-3 head becomes one of our checkpoints, to be evaluated or exported (``commands/import_head.py``).
+"""A public EAGLE-3 head becomes one of our checkpoints, to be evaluated or exported: ``specdraft import``.
 
 The plain layout (EAGLE's own, SGLang's, vLLM's) and that of speculators are read. What our head does not compute is
 refused by its name: an engine may compute it, and another head than the one that was published would be measured.
@@ -19,6 +19,7 @@ from specdraft.export.eagle3 import SIZES, layout_config, layout_tensors, valida
 from specdraft.files import member, read_json
 from specdraft.targets import Target
 from specdraft.tensors import read_tensors
+from specdraft.text import reason
 
 # SGLang's earlier names, and speculators' name for the only layer.
 _RENAMED = {
@@ -58,8 +59,9 @@ def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] |
     except UserError:
         raise
     except Exception as error:  # values of any type may stand where transformers and torch expect theirs
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{directory} holds no EAGLE-3 head ({reason}): expected one; download it again") from error
+        raise UserError(
+            f"{directory} holds no EAGLE-3 head ({reason(error)}): expected one; download it again"
+        ) from error
     head.bind(target)
     return head.eval()
 

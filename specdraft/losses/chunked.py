@@ -1,7 +1,7 @@
 """Distillation through a vocabulary projection without ever holding all its logits.
 
-n = supervised rows of one step, R = rows of the flat batch, H = hidden size, V / Vd = target / draft vocabulary,
-c = positions in a chunk.
+n = supervised positions of one step, R = positions of the flat batch, H = hidden size, V / Vd = target / draft
+vocabulary, c = positions in a chunk.
 
 Full logits are by far the largest tensors of a training step (1 GB for 2,048 positions of a 128k vocabulary in fp32,
 for each step of the training-time test). Here the target's logits are made once per position, a chunk at a time, and
@@ -67,8 +67,8 @@ class Step:
     """One drafting step: the inputs ``hidden [n, H]`` of the projection, the ascending ``positions [n]`` whose
     distribution they are to match, the ``weight`` of the step's mean in the loss, and which ``head`` projects it.
 
-    ``total`` is what the sum over rows is divided by to make that mean, where they are part of a larger batch: None is
-    their own number."""
+    ``total`` is what the sum over positions is divided by to make that mean, where they are part of a larger batch;
+    None is their own number."""
 
     hidden: Tensor
     positions: Tensor
@@ -78,12 +78,12 @@ class Step:
 
     @property
     def scale(self) -> float:
-        """What one row counts in the loss."""
+        """What one position counts in the loss."""
         return self.weight / (self.total or max(1, len(self.positions)))
 
 
 class FrozenHead(NamedTuple):
-    """A projection that is not learnt and may be more than a matrix, such as a target's own head with its soft-cap:
+    """A projection that is not trained and may be more than a matrix, such as a target's own head with its soft-cap:
     ``logits`` ``[c, Vd]`` of hidden states ``[c, H]``, differentiable in them."""
 
     logits: Callable[[Tensor], Tensor]
@@ -96,7 +96,7 @@ Head = Tensor | FrozenHead
 
 @dataclass
 class StepResult:
-    """Sums over a step's n rows. ``alpha_sum``: sum of min(p, q) with p over the full vocabulary, the expected
+    """Sums over a step's n positions. ``alpha_sum``: sum of min(p, q) with p over the full vocabulary, the expected
     acceptance of a sampled draft token. ``mass_sum``: of what p gives to the draft vocabulary. ``matched [n]`` bool:
     the draft's best token is the target's best token."""
 
@@ -123,10 +123,10 @@ def distillation_loss(
     divergence: Divergence = forward_kl,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, list[StepResult]]:
-    """Sum over steps of ``step.weight`` times the mean divergence of its rows; differentiable in the steps' hidden
+    """Sum over steps of ``step.weight`` times the mean divergence of its positions; differentiable in the steps' hidden
     states and in ``weight [Vd, H]``, or in one of that shape per head. What is frozen costs no gradient.
 
-    A step without rows adds zero. See ``reference.py`` for the same in a few lines.
+    A step without positions adds zero. See ``tests/losses/reference.py`` for the same in a few lines.
     """
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
     zero = torch.zeros((), dtype=_accumulator(steps[0].hidden), device=steps[0].hidden.device)
@@ -170,7 +170,7 @@ class _ChunkedDistillation(torch.autograd.Function):
         # Reused by every chunk: fresh pages of this size cost more than the arithmetic on them.
         spare = torch.empty((3, min(chunk, len(positions)), size), dtype=dtype, device=device)
         for window in positions.split(chunk):
-            if len(window) == 0:  # no step has a row
+            if len(window) == 0:  # no step has a position
                 break
             target = teacher.distribution(window, dtype)
             first_and_end = torch.stack([window[0], window[-1] + 1])

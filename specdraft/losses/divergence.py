@@ -1,7 +1,7 @@
 """Divergences between a target distribution p and a draft distribution q = softmax(z), with their gradients in z.
 
 c = positions of a chunk, Vd = draft vocabulary. Value and gradient come together because the chunked loss needs the
-gradient while the logits of a chunk are still in memory; the same in plain formulas stands in ``reference.py``.
+gradient while the logits of a chunk are in memory; the same in plain formulas is in ``tests/losses/reference.py``.
 
 | name | value | |
 |---|---|---|
@@ -38,7 +38,7 @@ class Distribution(NamedTuple):
     label: Tensor | None = None
 
     def at(self, index: Tensor) -> "Distribution":
-        """Only the rows ``index [n]``."""
+        """Only the positions ``index [n]``."""
         return Distribution._make(None if field is None else field[index] for field in self)
 
 

@@ -2,7 +2,7 @@
 
 accelerate moves what a layer reads to where the layer is, and weights that no GPU has room for to the first GPU while
 they are used. Embedding, final norm and head stay on the first device, where the drafter is trained, because the loss
-reads the head once per chunk of rows.
+reads the head once per chunk of positions.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What decoding and distillation need of a causal LM: hidden states of packed rows and of cached steps, and logits.
+"""What decoding and distillation need of a causal LM: hidden states of packed sequences and cached steps, and logits.
 
 B = batch, T = tokens, n = tokens of a step, H = hidden size, V = vocabulary, L = layers, a = auxiliary layers.
 
@@ -33,13 +33,13 @@ class Features(NamedTuple):
     aux: Tensor
     last: Tensor
 
-    def at(self, row: int, positions: Sequence[int]) -> "Features":
+    def at(self, index: int, positions: Sequence[int]) -> "Features":
         """Those of some positions of one sequence, ``[1, n, ...]``."""
-        return Features(*(part[row : row + 1, positions] for part in self))
+        return Features(*(part[index : index + 1, positions] for part in self))
 
 
 Capture = Callable[[Tensor, Tensor], Features]
-"""Input ids and position ids ``[B, T]`` of packed rows to features."""
+"""Input ids and position ids ``[B, T]`` of packed sequences to features."""
 
 
 def _decoder(model: Any) -> Any:
@@ -105,7 +105,7 @@ class LanguageModel:
         return getattr(self.config, "final_logit_softcapping", None)
 
     def features(self, input_ids: Tensor, position_ids: Tensor, layers: Sequence[int] = ()) -> Features:
-        """Features of packed rows ``[B, T]``; attention stops where ``position_ids`` restart at 0.
+        """Features of packed sequences ``[B, T]``; attention stops where ``position_ids`` restart at 0.
 
         They carry the gradients of whatever weights are trained.
         """
@@ -157,10 +157,10 @@ class LanguageModel:
     ) -> Features:
         """Features of the next tokens ``[B, n]``, whose keys and values are appended to the cache.
 
-        Without more they follow the cached tokens one after the other. For draft trees and rows of different lengths,
-        ``positions [B, n]`` tells where each token stands and ``visible [B, n, S]`` (bool) which of the S = longest
-        row + n cached keys it may attend to; sliding windows are applied on top. Raises UserError where the attention
-        implementation takes no masks.
+        Without more they follow the cached tokens one after the other. For draft trees and requests of different
+        lengths, ``positions [B, n]`` tells where each token stands and ``visible [B, n, S]`` (bool) which of the S =
+        longest request + n cached keys it may attend to; sliding windows are applied on top. Raises UserError where the
+        attention implementation takes no masks.
         """
         if visible is None:
             return self._run(layers, input_ids=input_ids, past_key_values=cache, use_cache=True)

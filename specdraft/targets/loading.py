@@ -1,7 +1,6 @@
 """From a name to a frozen transformers model and its tokenizer, with one sentence when that cannot be."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from specdraft.errors import UserError
 from specdraft.files import member, read_json
 from specdraft.targets.sharded import gathered
 from specdraft.targets.sizes import check_sizes
+from specdraft.text import fingerprint, reason
 
 _EMBEDDED = "embedded://"
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -69,9 +69,8 @@ def load(
                 f"the {what} {name!r} has no sdpa attention in transformers: expected target.attn_implementation=auto "
                 "or eager"
             ) from error
-        reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"cannot load the {what} {name!r} ({type(error).__name__}: {reason}): "
+            f"cannot load the {what} {name!r} ({type(error).__name__}: {reason(error)}): "
             "expected a local from_pretrained directory or a reachable hub id"
         ) from error
     if report["missing_keys"]:  # transformers fills them with random numbers and goes on
@@ -87,9 +86,8 @@ def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bo
     try:
         return AutoTokenizer.from_pretrained(location(name), revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # as above
-        reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"cannot load the tokenizer {name!r} ({type(error).__name__}: {reason}): "
+            f"cannot load the tokenizer {name!r} ({type(error).__name__}: {reason(error)}): "
             "expected a local from_pretrained directory or a reachable hub id"
         ) from error
 
@@ -97,7 +95,7 @@ def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bo
 def template_hash(tokenizer: Any) -> str | None:
     """A hash of the chat template: another template in serving than in training lowers acceptance silently."""
     template = getattr(tokenizer, "chat_template", None)
-    return None if not template else hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint(template) if template else None
 
 
 def check_files(where: str, revision: str | None) -> None:
@@ -128,12 +126,12 @@ def config_hash(config: PreTrainedConfig) -> str:
     """A hash of what the configuration says of the architecture; file locations and versions are left out."""
     volatile = {"_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"}
     kept = {key: value for key, value in config.to_dict().items() if key not in volatile}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return fingerprint(kept)
 
 
 @contextmanager
 def _at_hand(module: nn.Module) -> Iterator[None]:
-    """While it lasts, the module's own weights are there, also those that ``spread.py`` left on disk."""
+    """While it lasts, the module's own weights are there, also those that ``device_map.py`` left on disk."""
     if not hasattr(module, "_hf_hook"):
         yield
         return

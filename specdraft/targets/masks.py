@@ -1,6 +1,6 @@
 """Attention masks of a verification pass, in the form that each transformers architecture takes.
 
-B = requests, n = tokens read, S = cached keys of the longest row + n.
+B = requests, n = tokens read, S = cached keys of the longest request + n.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ def takes_masks(config: Any) -> bool:
 def attention_masks(
     config: Any, visible: Tensor, positions: Tensor, held: Sequence[int], dtype: torch.dtype
 ) -> Tensor | dict[str, Tensor]:
-    """What ``attention_mask`` must be so that query i of row b sees the keys that ``visible [B, n, S]`` marks.
+    """What ``attention_mask`` must be so that query i of request b sees the keys that ``visible [B, n, S]`` marks.
 
-    positions: ``[B, n]``. held: tokens that each row had cached before. Where layers differ in what they see, the
+    positions: ``[B, n]``. held: tokens that each request had cached before. Where layers differ in what they see, the
     answer is one mask for each kind, by the name the model uses. Raises UserError for an attention implementation
     that takes no masks.
     """
@@ -49,8 +49,8 @@ def _within(config: Any, kind: str, visible: Tensor, positions: Tensor, held: Se
     if size is None:
         return visible
     keys = torch.arange(visible.shape[-1], device=visible.device).repeat(len(held), 1)  # [B, S] positions of keys
-    for row, length in enumerate(held):
-        keys[row, length : length + positions.shape[1]] = positions[row]
+    for request, length in enumerate(held):
+        keys[request, length : length + positions.shape[1]] = positions[request]
     if kind == "chunked_attention":
         return visible & (keys[:, None] // size == positions[..., None] // size)
     return visible & (positions[..., None] - keys[:, None] < size)

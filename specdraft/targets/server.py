@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,15 +26,12 @@ from specdraft.errors import UserError
 from specdraft.http_client import HttpClient
 from specdraft.targets.language_model import Capture, Features, LanguageModel
 
-if TYPE_CHECKING:
-    from specdraft.targets.target import Target
-
 _PROBE = 32  # tokens
 # Of two engines' hidden states of a token, relative to its norm; neighboring layers differ by a tenth and more.
 _SAME_FP32, _SAME = 1e-3, 5e-2
 
 
-def extracted(target: "Target", layers: Sequence[int]) -> list[int]:
+def extracted(target: LanguageModel, layers: Sequence[int]) -> list[int]:
     """The layers that vLLM has to extract, ascending: the drafter's, and the last one."""
     return [*layers, target.num_layers]
 
@@ -52,7 +49,7 @@ class Server:
         self.client()
 
     @contextmanager
-    def open(self, target: "Target", layers: Sequence[int], sequence_length: int) -> Iterator[Capture]:
+    def open(self, target: LanguageModel, layers: Sequence[int], sequence_length: int) -> Iterator[Capture]:
         """Connect. Raises UserError unless the server gives the hidden states that the target gives here."""
         with self.client() as client:
             connection = Connection(client, self.model, target, layers)
@@ -63,7 +60,7 @@ class Server:
 class Connection:
     """A conversation with a server about the hidden states of one target."""
 
-    def __init__(self, client: HttpClient, model: str | None, target: "Target", layers: Sequence[int]) -> None:
+    def __init__(self, client: HttpClient, model: str | None, target: LanguageModel, layers: Sequence[int]) -> None:
         """Ask for the model's name. Raises UserError if there is no answer."""
         self.client, self.target, self.layers = client, target, layers
         self.model = model or client.request("GET", "/models", check=_first_model)["data"][0]["id"]
@@ -96,8 +93,8 @@ class Connection:
         if not errors[worst] < same:
             raise UserError(
                 f"the server {self.client.url} gives hidden states of {names[worst]} that differ from those of "
-                f"{self.target.identity.name!r} by {errors[worst]:.2g} of their norm, expected less than {same}: serve "
-                f"that model, and extract layers {extracted(self.target, self.layers)}"
+                f"the target here, a {self.target.architecture}, by {errors[worst]:.2g} of their norm, expected less "
+                f"than {same}: serve that model, and extract layers {extracted(self.target, self.layers)}"
             )
 
     def _states(self, ids: list[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A target too large for one device: its decoder layers are cut over the ranks, by a ZeRO-3 engine of its own.
+"""A target too large for one device: its decoder layers are sharded over the ranks, by a ZeRO-3 engine of its own.
 
 Embedding, final norm and head stay whole on every rank: the loss reads the head once per chunk of positions, of which
 ranks have different numbers, so that gathering it there would wait for ever. Layers run once per batch on every rank.
@@ -17,31 +17,31 @@ from specdraft.errors import UserError
 
 @contextmanager
 def gathered(parameters: Iterable[nn.Parameter], written: bool = False) -> Iterator[None]:
-    """While it lasts, those that are cut over the ranks are whole; ``written``: what rank 0 writes into them is kept.
+    """While it lasts, sharded ones are whole on every rank; ``written``: what rank 0 writes into them is kept.
 
     Every rank must come here.
     """
-    cut = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
-    if not cut:
+    sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
+    if not sharded:
         yield
         return
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(cut, modifier_rank=0 if written else None):
+    with deepspeed.zero.GatheredParameters(sharded, modifier_rank=0 if written else None):
         yield
 
 
 def load_partitioned(load: Callable[[], tuple[Any, Any]], dtype: torch.dtype) -> tuple[Any, Any, Any]:
     """The model and tokenizer that ``load`` makes with ``from_pretrained``, and the engine that runs the layers.
 
-    No rank ever holds the whole: each weight is cut as it is made, and filled as it is read. Raises UserError unless
-    the ranks are there already.
+    No rank ever holds the whole: each weight is sharded as it is made, and filled as it is read. Raises UserError
+    unless the ranks are there already.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name not in os.environ]
     if missing:
         raise UserError(
-            f"target.placement=zero3 cuts the target over ranks, but {missing[0]} is not set: expected ranks that are "
-            "there before it is loaded; start them with torchrun --nproc_per_node=N train.py ..."
+            f"target.placement=zero3 shards the target over ranks, but {missing[0]} is not set: expected ranks that "
+            "are there before it is loaded; start them with torchrun --nproc_per_node=N train.py ..."
         )
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
@@ -56,7 +56,7 @@ def load_partitioned(load: Callable[[], tuple[Any, Any]], dtype: torch.dtype) ->
         "fp16": {"enabled": dtype == torch.float16},
     }
     deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
-    alive = HfDeepSpeedConfig(config)  # from_pretrained cuts weights as long as there is one
+    alive = HfDeepSpeedConfig(config)  # from_pretrained shards weights as long as there is one
     model, tokenizer = load()
     del alive
     model.requires_grad_(False).eval()

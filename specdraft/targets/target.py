@@ -32,8 +32,8 @@ class TargetIdentity:
 class Target(LanguageModel):
     """A frozen causal LM. Not an ``nn.Module``, so that no optimizer, checkpoint or engine ever takes it in.
 
-    ``engine`` runs its layers where they are cut over the ranks: every pass then needs all of them. ``server`` reads
-    packed rows in place of the layers that are here.
+    ``engine`` runs its layers where they are sharded over the ranks: every pass then needs all of them. ``server``
+    reads packed sequences in place of the layers that are here.
     """
 
     engine: Any = None
@@ -63,9 +63,9 @@ class Target(LanguageModel):
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
 
-        ``placement``: replicated is whole on every rank; zero3 cuts the layers over the ranks; device_map puts them on
-        all devices that a single process sees, within ``max_memory`` (see ``spread.device_map``); remote leaves the
-        reading of rows to a vLLM at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
+        ``placement``: replicated is whole on every rank; zero3 shards the layers over the ranks; device_map puts them
+        on all devices that a single process sees, within ``max_memory`` (see ``device_map.py``); remote leaves packed
+        sequences to a vLLM at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
         Raises UserError if it cannot be found, does not load, or is not supported.
         """
         if placement not in PLACEMENTS:
@@ -128,7 +128,7 @@ class Target(LanguageModel):
         return frozenset([ids] if isinstance(ids, int) else ids or ())
 
     def to(self, device: torch.device | str) -> "Target":
-        """Move the weights; those that are cut over the ranks, or spread over devices, lie where they are used."""
+        """Move the weights; those that are sharded over ranks or spread over devices stay where they are."""
         if self.engine is None and not hasattr(self.model, "hf_device_map"):
             self.model.to(device)
         return self

@@ -1,4 +1,4 @@
-"""What this process is doing, and since when: for those who must tell a long step from one that never ends."""
+"""What this process is doing, since when and for how long: a long step is not one that never ends."""
 
 import sys
 import threading
@@ -13,6 +13,31 @@ from torch import nn
 
 SAVING = "the writing of a checkpoint"
 _COLLECTIVES = ("torch/distributed/", "deepspeed/comm/")
+
+
+class Stopwatch:
+    """Seconds spent training; decoding and validation in between are left out."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop counting until the next ``start``."""
+        if self._since is not None:
+            self._seconds += time.perf_counter() - self._since
+            self._since = None
+
+    def lap(self) -> float:
+        """Seconds counted since the last lap."""
+        self.pause()
+        self.start()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
 
 class Activity:

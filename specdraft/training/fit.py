@@ -20,6 +20,7 @@ from specdraft.export import layout_for
 from specdraft.files import atomic_directory, atomic_file
 from specdraft.redaction import redact
 from specdraft.targets import Target
+from specdraft.text import shorten
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.rank_heartbeat import broken_connections_explained
@@ -155,11 +156,6 @@ def _check_alike(drafter: Drafter, given: Drafter, path: str | Path) -> None:
     for name, value in given.config().items():
         if name not in drafter.training_options and ours.get(name) != value:
             raise UserError(
-                f"init={path} holds a drafter with {name}={_shown(value)}, and the configuration makes one with "
-                f"{_shown(ours.get(name))}: set model.drafter to what the checkpoint has"
+                f"init={path} holds a drafter with {name}={shorten(value)}, and the configuration makes one with "
+                f"{shorten(ours.get(name))}: set model.drafter to what the checkpoint has"
             )
-
-
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -9,9 +9,8 @@ checkpoint, no strategy ever sees it (a registered frozen target is saved again 
 import dataclasses
 import hashlib
 import json
-import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning import LightningModule, Trainer
@@ -23,41 +22,18 @@ from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
-from specdraft.training.activity import Activity
+from specdraft.training.activity import Activity, Stopwatch
 from specdraft.training.global_batch import step_totals
 from specdraft.training.monitoring.metrics import Counts, memory, peak_flops, ratios
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.strategies import offloads_optimizer
 
+T = TypeVar("T")
+
 
 def log_interval(trainer: Trainer) -> int:
     """Optimizer steps between two logged lines."""
     return max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]  # set by Lightning's logger connector
-
-
-class Stopwatch:
-    """Seconds spent training; decoding and validation in between are left out."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._since: float | None = None
-
-    def start(self) -> None:
-        """Count from now on."""
-        self._since = time.perf_counter()
-
-    def pause(self) -> None:
-        """Stop counting until the next ``start``."""
-        if self._since is not None:
-            self._seconds += time.perf_counter() - self._since
-            self._since = None
-
-    def lap(self) -> float:
-        """Seconds counted since the last lap."""
-        self.pause()
-        self.start()
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
 
 
 class DrafterModule(LightningModule):
@@ -83,7 +59,7 @@ class DrafterModule(LightningModule):
         self.target: Target
         object.__setattr__(self, "target", target)
         self.settings = optimizer
-        self.save_hyperparameters({"run": describe or {}}, logger=False)  # loggers get it flat, see identity.py
+        self.save_hyperparameters({"run": describe or {}}, logger=False)  # loggers get it flat: log_identity
         self.stopwatch = Stopwatch()
         self.waiting = Stopwatch()
         self.activity = Activity({"drafter": drafter, "target": target.model})
@@ -92,7 +68,7 @@ class DrafterModule(LightningModule):
         self.first_values: dict[str, float] = {}
         self.last_values: dict[str, float] = {}
         self.tokens, self.seconds = 0.0, 0.0  # of the logged steps
-        self.step_batches: list[tuple[int, Batch, Tensor]] = []  # number, rows and loss of those of this step
+        self.step_batches: list[tuple[int, Batch, Tensor]] = []  # number, tokens and loss of those of this step
         self._step_counts: list[dict[str, Tensor]] = []
         self._totals: Sequence[float] | None = None
         self._training = Counts()
@@ -130,13 +106,15 @@ class DrafterModule(LightningModule):
         more = () if totals is None else (totals,)
         result = self.drafter.training_loss(batch, features, self.target, *more)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}
-        # The loss is a mean over rows; a batch without a supervised row weighs nothing.
-        rows = counts.get("step_0/row_total", torch.zeros(())) if totals is None else result.loss.new_tensor(totals[0])
+        # The loss is a mean over supervised positions; a batch without one weighs nothing.
+        positions = (
+            counts.get("step_0/row_total", torch.zeros(())) if totals is None else result.loss.new_tensor(totals[0])
+        )
         if isinstance(self.drafter, DraftVocabulary):
             missing = ~self.drafter.t2d[batch.input_ids]
             counts["out_of_vocabulary_tokens_sum"] = (missing & batch.loss_mask).sum()
             counts["out_of_vocabulary_tokens_total"] = batch.loss_mask.sum()
-        return result.loss, counts | {"loss_sum": result.loss.detach() * rows, "loss_total": rows}
+        return result.loss, counts | {"loss_sum": result.loss.detach() * positions, "loss_total": positions}
 
     def _place(self, batch_idx: int) -> int:
         # Of the run's seed and the batch's place alone, so that a resumed run draws the same with no state to restore.
@@ -163,7 +141,7 @@ class DrafterModule(LightningModule):
         self.activity.beat()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """The batch is there: count the rows of the optimizer step, if one begins with it."""
+        """The batch is there: count the supervised positions of the optimizer step, if one begins with it."""
         self.waiting.pause()
         self.activity.beat(f"step {self.trainer.global_step + 1}")
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
@@ -203,7 +181,7 @@ class DrafterModule(LightningModule):
         if step % log_interval(self.trainer) or step == self._logged_step:
             return
         self._logged_step = step
-        counts = self._training.take(self._gather)
+        counts = self._training.take(self.gather)
         if not counts:  # every step was left out
             return
         values = {f"train/{name}": value for name, value in ratios(counts).items()}
@@ -214,7 +192,7 @@ class DrafterModule(LightningModule):
             peak = self._peak_flops * self.trainer.world_size
             values["train/peak_flops_share"] = rate * self.flops_per_token / peak
         # Of the rank that has it worst: that one decides.
-        gauges = self._gather({"data_wait_share": self.waiting.lap() / seconds} | memory(self.device))
+        gauges = self.gather({"data_wait_share": self.waiting.lap() / seconds} | memory(self.device))
         values |= {f"train/{name}": max(rank[name] for rank in gauges) for name in gauges[0]}
         values |= self._step_values
         engine = getattr(self.trainer.strategy, "deepspeed_engine", None)
@@ -230,7 +208,7 @@ class DrafterModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the counts of the whole validation split."""
-        counts = self._validation.take(self._gather)
+        counts = self._validation.take(self.gather)
         self.publish({f"validation/{name}": value for name, value in ratios(counts).items()})
 
     def on_validation_end(self) -> None:
@@ -249,7 +227,8 @@ class DrafterModule(LightningModule):
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
 
-    def _gather(self, values: dict[str, float]) -> list[dict[str, float]]:
+    def gather(self, values: T) -> list[T]:
+        """The values of every rank. Every rank must call it."""
         if self.trainer.world_size == 1:
             return [values]
         everywhere: list[Any] = [None] * self.trainer.world_size
@@ -280,7 +259,7 @@ class DrafterModule(LightningModule):
             if saved.get(key) != value:
                 raise UserError(
                     f"cannot resume: {key} is {saved.get(key)} in the checkpoint and {value} in this run; "
-                    "resume with the model, target and data of that run, or start anew without resume="
+                    "resume with the model, target and data of that run, or start again without resume="
                 )
 
     def _belonging(self) -> dict[str, Any]:

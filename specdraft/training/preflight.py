@@ -81,6 +81,11 @@ def check_settings(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(f"{key} is {value}: expected a whole number of at least {least}, {meaning}")
+    if "callbacks" in config and config.callbacks.get("live_acceptance") is None and (config.evaluate or config.export):
+        raise UserError(
+            "callbacks.live_acceptance is missing, which chooses and saves the best head: expected evaluate=false and "
+            "export=null without it"
+        )
     placement = OmegaConf.select(config, "target.placement")
     if placement == "device_map" and world_size(config.trainer) > 1:
         raise UserError(

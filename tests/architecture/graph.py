@@ -11,8 +11,8 @@ PACKAGE = REPOSITORY / "specdraft"
 
 # The ground floor first. What shares a floor stands side by side: neither imports the other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "text"),
-    ("explanation", "files", "http_client", "redaction", "tensors"),
+    ("errors", "text", "threads"),
+    ("files", "http_client", "redaction", "tensors"),
     ("entry",),
     ("losses", "decoding"),
     ("targets",),
@@ -22,16 +22,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("training",),
     ("doctor", "embedded"),
-    ("commands",),
+    ("commands", "cli"),
 )
 
 # Modules to be run by ``python -m``: each only opens a command, and nobody imports it.
-DOORS = {
-    "specdraft.dashboard",
-    "specdraft.data.regenerate",
-    "specdraft.data.store.__main__",
-    "specdraft.doctor.__main__",
-}
+DOORS = {"specdraft.__main__"}
 
 # conf/GROUP belongs to the package that composes it; conf/FILE.yaml to the command of that name.
 GROUPS = {
@@ -45,6 +40,7 @@ GROUPS = {
     "generator": "data",
     "logger": "training",
     "model": "training",
+    "optimizer": "training",
     "recipe": "commands",
     "strategy": "training",
     "target": "targets",

@@ -1,4 +1,4 @@
-"""``python -m specdraft.data.regenerate`` and the training that finds its answers take the same overrides."""
+"""``specdraft regenerate`` and the training that finds its answers take the same overrides."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""``python -m specdraft.data.store`` and the training that reads what it wrote take the same overrides."""
+"""``specdraft store`` and the training that reads what it wrote take the same overrides."""
 
 import sys
 from pathlib import Path

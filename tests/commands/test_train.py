@@ -178,7 +178,7 @@ class Payload:
 
 
 def test_a_file_of_ones_own_goes_from_regeneration_to_an_export(train, arguments, tmp_path):
-    """Conversations of two turns in a file: the target answers both, and a head that learnt from it is exported."""
+    """Conversations of two turns in a file: the target answers them, and a head that learnt from it is exported."""
     rows = []
     for i in range(60):
         said = (("user", f"add {i}"), ("assistant", "no"), ("user", f"return {i}"), ("assistant", "never"))
@@ -193,7 +193,9 @@ def test_a_file_of_ones_own_goes_from_regeneration_to_an_export(train, arguments
     manifests = [json.loads(path.read_text()) for path in (tmp_path / "cache").rglob("manifest-*.json")]
     shards = [shard for manifest in manifests for shard in manifest["shards"]]
     assert sorted(shard["conversations"] for shard in shards) == [2, 12]
-    assert sum(shard["turns"] for shard in shards) == 28
+    # Of two turns in each, those after an answer that was cut are not asked for.
+    assert sum(shard["turns"] + shard["dropped"] for shard in shards) == 28
+    assert sum(shard["unfinished"] for shard in shards) >= sum(shard["dropped"] for shard in shards) > 0
     exported = tmp_path / "family" / "run" / "export-vllm"
     assert str(exported) in out and (exported / "model.safetensors").is_file()
 

@@ -88,7 +88,7 @@ def stuck(arguments, tmp_path):
 
 def test_ranks_that_are_stuck_end_with_a_sentence(stuck):
     overrides, run = stuck
-    limits = ("callbacks.rank_heartbeat.patience=3", "callbacks.rank_heartbeat.silence=10")
+    limits = ("callbacks.rank_heartbeat.patience=3", "callbacks.rank_heartbeat.silence=20")
     status, said = end(start(*overrides, *limits, PYTHONPATH=str(cli.REPOSITORY)), 300)
     (sentence,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert status == 2 and "no rank has made progress for" in sentence

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.decoding.metrics import AcceptanceCounts, acceptance_length
 
 
 def generation(drafted, accepted):
@@ -16,7 +16,7 @@ def test_counts_by_hand():
     counts = AcceptanceCounts(3).add(generation([3, 3, 3, 3], [3, 0, 1, 1]))
     assert (counts.rounds, counts.drafted, counts.accepted) == (4, 12, 5)
     assert counts.accepted_per_position == [3, 1, 1]
-    assert counts.acceptance_length == 1 + 5 / 4
+    assert counts.acceptance_length == acceptance_length(5, 4) == 1 + 5 / 4
     assert counts.survival == [3 / 4, 1 / 4, 1 / 4]
     assert counts.conditional_acceptance_rate == [3 / 4, 1 / 3, 1.0]
     assert counts.draft_acceptance_rate == pytest.approx((counts.acceptance_length - 1) / 3)

@@ -7,9 +7,10 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import Verdict
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
-from specdraft.decoding.trace import Round
+from specdraft.decoding.trace import ACCEPTED, CORRECTED, OWN, REJECTED, Round, Trace, segments
 from specdraft.decoding.tree import ROOT, DraftTree
 from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
 
@@ -38,3 +39,42 @@ def test_a_trace_is_the_generation(shape, temperature):
         assert [each.accepted for each in trace.rounds] == result.accepted
         assert all(len(each.drafted) >= each.accepted for each in trace.rounds)
     assert Decoder(target).generate([1, 2], 4).trace is None
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["def add(a, b):\n    return a + b\n"] * 3, 300, 128)
+
+
+def test_segments_are_the_answer(tokenizer):
+    ids = tokenizer("def add(a, b):\n    return a + b\n").input_ids
+    wrong = tokenizer("xyz").input_ids
+    trace = Trace(
+        [1], ids[0], [Round([*ids[1:4], *wrong], 3, ids[4]), Round(wrong, 0, ids[5]), Round(ids[6:], len(ids) - 6, 0)]
+    )
+    found = segments(trace, len(ids), tokenizer)
+    assert "".join(segment.text for segment in found if segment.status != REJECTED) == tokenizer.decode(ids)
+    assert [segment.status for segment in found] == [OWN, ACCEPTED, REJECTED, CORRECTED, REJECTED, CORRECTED, ACCEPTED]
+    assert {segment.text for segment in found if segment.status == REJECTED} == {"xyz"}
+    assert len(segments(trace, 3, tokenizer)) == 2  # cut inside the first round: nothing after the cut
+
+
+def test_half_a_character_waits_for_its_other_half(tokenizer):
+    ids = tokenizer("é€").input_ids
+    assert len(ids) > 2  # bytes
+    trace = Trace([1], ids[0], [Round(ids[1:], len(ids) - 1, 0)])
+    assert "".join(segment.text for segment in segments(trace, len(ids), tokenizer)) == "é€"
+    single = Trace([1], ids[0], [Round([], 0, token) for token in ids[1:]])
+    assert "".join(segment.text for segment in segments(single, len(ids), tokenizer)) == "é€"
+
+
+def test_a_long_text_is_shown_whole_however_it_is_cut(tokenizer):
+    """Of a long text only the last tokens are decoded again."""
+    ids = [*tokenizer("def add(a, b):\n    return a + b\n" * 40, add_special_tokens=False)["input_ids"]]
+    ids += [*tokenizer("é€" * 60, add_special_tokens=False)["input_ids"]]
+    rounds = [Round([*ids[at : at + 2], 5], 2, ids[at + 2]) for at in range(1, len(ids) - 3, 3)]
+    trace, length = Trace([], ids[0], rounds), 1 + 3 * len(rounds)
+    found = segments(trace, length, tokenizer)
+    assert length > 400
+    shown = "".join(segment.text for segment in found if segment.status != REJECTED)
+    assert shown == tokenizer.decode(ids[:length], skip_special_tokens=True).rstrip("\ufffd")

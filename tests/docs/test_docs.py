@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from specdraft.cli import COMMANDS
+
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 OWN = "add-a-drafter.md"  # lets the reader write files, and has a test of its own
 SCRIPTS = {"train.py": "train", "evaluate.py": "evaluate", "export": "export"}
-COMMAND = re.compile(r"^(?:\w+=\S+ )*(?:python|make) [^#`\n]+", re.MULTILINE)
+COMMAND = re.compile(r"^ *(?:\w+=\S+ )*(?:python|make|specdraft) [^#`\n]+", re.MULTILINE)
 
 
 def commands() -> list[tuple[str, str]]:
     """(page, command) of every code block of a shell."""
     found = []
     for page in (page for page in PAGES if page.name != OWN):
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for block in re.findall(r" *```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             lines = block.replace("\\\n", " ")
             found += [(page.name, match.strip()) for match in COMMAND.findall(lines)]
     return found
@@ -56,14 +58,18 @@ def test_what_people_are_told_to_type_exists(page, command):
         module = REPOSITORY.joinpath(*words[2].split("."))
         assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()
         return
-    if words[1] not in SCRIPTS:
+    if words[0] == "specdraft":
+        assert words[1] in COMMANDS
+        if words[1] == "import":  # options of its own
+            return
+    elif words[1] not in SCRIPTS:
         assert (REPOSITORY / words[1]).is_file()
         return
     overrides = [word for word in words[2:] if "=" in word]
     if "-m" in words:  # of a sweep the first
         overrides = [re.sub(r"=([^,\[{]+),.*", r"=\1", override) for override in overrides]
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base=None):
-        assert compose(SCRIPTS[words[1]], overrides)
+        assert compose(SCRIPTS.get(words[1], words[1]), overrides)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != OWN], ids=lambda page: page.name)

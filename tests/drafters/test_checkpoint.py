@@ -52,7 +52,7 @@ def test_missing(tmp_path):
 def test_an_export_is_told_from_a_damaged_checkpoint(saved):
     _, directory = saved
     (directory / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
-    with pytest.raises(UserError, match=r"is a model for an engine, .* python -m specdraft.commands.import_head"):
+    with pytest.raises(UserError, match=r"is a model for an engine, .* specdraft import"):
         load_drafter(directory)
 
 

@@ -1,18 +1,15 @@
 """Independent drafts: training and decoding are the same function, starts hold what they promise, adapters merge."""
 
 import copy
-import re
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
-from specdraft.drafters import draft_model, on_policy
+from specdraft.drafters import draft_model
 from specdraft.drafters import draft_tree_builder as growth
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_model import DraftModel
@@ -20,39 +17,13 @@ from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
-from specdraft.training.module import DrafterModule
-from specdraft.training.planning.meta_target import MetaTarget
 from specdraft.training.schedule import OptimizerSettings
+from tests.drafters.drafts import CLOSE, LORA, PROMPT, draft_for, features_of, logits_of, noisy, start_from, whole
 from tests.drafters.growing import replace_growth
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 from tests.families import FAMILIES, V
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
-# Norms and rotary angles are computed in fp32 even in an fp64 model.
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def noisy(draft: DraftModel, seed: int = 0) -> DraftModel:
-    """In fp64, and unlike the target everywhere."""
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in draft.double().parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=g, dtype=torch.float64))
-    return draft
-
-
-def draft_for(target: Target, **options) -> DraftModel:
-    return noisy(DraftModel.for_target(target, **options))
-
-
-def whole(tokens: list[int]) -> Batch:
-    """One document, all of it to be learnt."""
-    ids = torch.tensor([tokens])
-    return Batch(ids, torch.arange(len(tokens))[None], torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
-
-
-def features_of(target: Target, batch: Batch):
-    return target.features(batch.input_ids, batch.position_ids)
 
 
 def training_logits(draft, batch, target, monkeypatch) -> torch.Tensor:
@@ -90,9 +61,6 @@ def begun(draft, tokens, max_length=64):
     state = draft.start(tokens[0], max_length)
     draft.advance(state, torch.tensor(tokens[1:]), None)
     return state
-
-
-PROMPT = random_prompts(1, [9], V, seed=4)[0]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma3", "gemma2", "granite", "cohere"])
@@ -226,138 +194,6 @@ def test_divergences(target, packed, divergence):
         torch.testing.assert_close(result.loss, 1 - metrics["step_0/alpha_sum"] / rows, **CLOSE)
     result.loss.backward()
     assert all(p.grad.abs().sum() > 0 for p in draft.parameters())
-
-
-# --- starts ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma3", "qwen3-moe"])
-def test_a_copy_of_all_layers_is_the_target(name):
-    family = FAMILIES[name]
-    target = Target.from_model(family.build(**({"final_logit_softcapping": None} if name == "gemma3" else {})))
-    draft = DraftModel.for_target(target, copy_layers=4)
-    if name == "qwen3-moe":
-        draft.model.set_experts_implementation("eager")  # the grouped one knows no fp64
-    draft.double()
-    batch = whole(random_prompts(1, [20], V)[0])
-    result = draft.training_loss(batch, features_of(target, batch), target)
-    torch.testing.assert_close(result.loss, torch.zeros((), dtype=torch.float64), rtol=0, atol=1e-6)
-    assert result.metrics["step_0/match_sum"] == 19
-    assert result.metrics["step_0/alpha_sum"] == pytest.approx(19, abs=1e-4)
-    generation = Decoder(target, draft, 4).generate(PROMPT, 21)
-    assert generation.accepted == [4] * 4
-
-
-@pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3"])
-def test_layers_are_copied_with_what_belongs_to_them(name):
-    target = Target.from_model(FAMILIES[name].build())
-    draft = DraftModel.for_target(target, copy_layers=[1, 2])
-    theirs = target.decoder.state_dict()
-    for key, tensor in draft.language_model.decoder.state_dict().items():
-        source = re.sub(r"^layers\.(\d)", lambda place: f"layers.{int(place[1]) + 1}", key)
-        assert torch.equal(tensor, theirs[source].float())
-    assert torch.equal(draft.language_model.head.weight, target.head.weight.float())
-    config = draft.language_model.config
-    assert config.model_type == FAMILIES[name].model_type and config.num_hidden_layers == 2
-    assert config.rope_parameters == target.config.rope_parameters
-    assert getattr(config, "sliding_window", None) == getattr(target.config, "sliding_window", None)
-    if name == "gemma3":
-        assert config.layer_types == ["full_attention", "sliding_attention"]
-        assert config.final_logit_softcapping is None
-
-
-@pytest.mark.parametrize(("wanted", "layers"), [(1, [0]), (2, [0, 5]), (3, [0, 2, 5]), (6, [*range(6)]), ([3], [3])])
-def test_which_layers_are_copied(target, wanted, layers):
-    draft = DraftModel.for_target(target, copy_layers=wanted).double()
-    norms = [layer.mlp.up_proj.weight for layer in draft.language_model.decoder.layers]
-    assert len(norms) == len(layers)
-    assert all(torch.equal(a, target.decoder.layers[k].mlp.up_proj.weight) for a, k in zip(norms, layers, strict=True))
-
-
-def test_from_scratch(target):
-    draft = DraftModel.for_target(target, start="scratch", shape={"hidden_size": 16, "num_hidden_layers": 3})
-    model = draft.language_model
-    assert (model.hidden_size, model.num_layers, model.vocab_size) == (16, 3, 97)
-    assert model.config.model_type == "llama" and model.max_length == target.max_length
-    assert DraftModel.for_target(target, start="scratch").language_model.num_layers == 1
-    gemma = Target.from_model(FAMILIES["gemma3"].build())
-    types = DraftModel.for_target(gemma, start="scratch", shape={"num_hidden_layers": 5}).language_model.config
-    assert types.layer_types == ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
-
-
-def test_a_plan_needs_no_weights(sibling):
-    with torch.device("meta"):
-        blueprint = MetaTarget(tiny_llama().config, "shape")
-    directory = sibling()
-    with torch.device("meta"):
-        for start in ("layers", "scratch", "checkpoint"):
-            draft = DraftModel.for_target(blueprint, start=start, checkpoint=directory)
-            assert all(parameter.is_meta for parameter in draft.parameters())
-
-
-def tokenizer_of(size: int, first: str = "t") -> transformers.PreTrainedTokenizerFast:
-    words = Tokenizer(WordLevel({f"{first}{i}": i for i in range(size)}, unk_token=f"{first}0"))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token=f"{first}0")
-
-
-@pytest.fixture
-def sibling(tmp_path):
-    """Saves a random sibling of 64 tokens and returns its directory."""
-
-    def save(tokenizer=None, **options) -> str:
-        directory = str(tmp_path / "sibling")
-        tiny_llama(seed=5, **{"num_hidden_layers": 3, "hidden_size": 16} | options).save_pretrained(directory)
-        (tokenizer or tokenizer_of(64)).save_pretrained(directory)
-        return directory
-
-    return save
-
-
-@pytest.fixture
-def small() -> Target:
-    return Target.from_model(tiny_llama().double(), tokenizer_of(64))
-
-
-LORA = {"r": 3, "alpha": 6, "target_modules": ["q_proj", "down_proj"]}
-
-
-def start_from(directory, target, **options) -> DraftModel:
-    return DraftModel.for_target(target, start="checkpoint", checkpoint=directory, **options)
-
-
-def logits_of(draft) -> torch.Tensor:
-    batch = whole(random_prompts(1, [12])[0])
-    model = draft.language_model
-    return model.logits(model.features(batch.input_ids, batch.position_ids).last).detach()
-
-
-def test_a_sibling_keeps_its_weights(sibling, small):
-    directory = sibling()
-    draft = start_from(directory, small)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory)
-    expected = theirs(torch.tensor(random_prompts(1, [12]))).logits
-    torch.testing.assert_close(logits_of(draft), expected, rtol=1e-5, atol=1e-5)
-    assert all(parameter.requires_grad for parameter in draft.parameters())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"vocab_size": 72}, r"a vocabulary of 72 tokens: expected the target's, 64"),
-        ({"tokenizer": tokenizer_of(64, "u")}, "other tokens than the target's: expected the same vocabulary"),
-    ],
-)
-def test_a_sibling_of_another_vocabulary_is_refused(sibling, small, options, message):
-    with pytest.raises(UserError, match=message):
-        start_from(sibling(**options), small)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [(None, "expected model.drafter.checkpoint=PATH"), ("/nowhere", "cannot load the draft '/now")]
-)
-def test_a_missing_sibling_is_refused(small, name, message):
-    with pytest.raises(UserError, match=message):
-        start_from(name, small)
 
 
 # --- adapters --------------------------------------------------------------------------------------------------------
@@ -519,122 +355,3 @@ def test_greedy_decoding_is_lossless(shape, batch_size):
     assert [result.tokens for result in results] == transformers_greedy(target.model, prompts, 20)
     accepted = [count for result in results for count in result.accepted]
     assert 0 < sum(accepted) < len(accepted) * 3, "drafts are sometimes right and sometimes wrong"
-
-
-# --- on-policy -------------------------------------------------------------------------------------------------------
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def changed(before: Batch, after: Batch) -> torch.Tensor:
-    return before.input_ids != after.input_ids
-
-
-def test_answers_are_chosen_within_their_documents(packed):
-    assert on_policy.choose(packed, 0.0, generator()) == []
-    answers = {(0, 0): [(3, 9)], (0, 9): [(14, 23)], (1, 0): [(4, 10), (13, 20)]}
-    starts = {key: set() for key in answers}
-    for seed in range(200):
-        spans = on_policy.choose(packed, 1.0, generator(seed))
-        assert {(span.row, span.begin) for span in spans} == answers.keys()
-        for row, begin, start, end in spans:
-            assert any(first <= start < last == end for first, last in answers[row, begin])
-            starts[row, begin].add(start)
-    for key, spans in answers.items():  # any supervised token may be the first
-        assert starts[key] == {t for first, last in spans for t in range(first, last)}
-    half = sum(len(on_policy.choose(packed, 0.5, generator(seed))) for seed in range(200))
-    assert 240 < half < 360
-
-
-def test_nothing_comes_before_a_documents_first_token():
-    assert all(on_policy.choose(whole([1, 2]), 1.0, generator(s)) == [on_policy.Span(0, 0, 1, 2)] for s in range(20))
-    assert on_policy.choose(whole([1]), 1.0, generator()) == []
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
-def test_continuations_are_the_drafts_own(name, monkeypatch):
-    """With the most likely token in place of a sampled one, the text must be what the draft says of it."""
-    target = Target.from_model(FAMILIES[name].build())
-    draft = draft_for(target, copy_layers=2)
-    g = generator(1)
-    documents = torch.tensor([[0] * 9 + [1] * 14, [0] * 20 + [-1] * 3])
-    positions = torch.tensor([[*range(9), *range(14)], [*range(20), *range(3)]])
-    mask = (positions >= 3) & (documents >= 0)
-    batch = Batch(torch.randint(0, V, (2, 23), generator=g), positions, documents, mask)
-    monkeypatch.setattr(on_policy, "sample", lambda p, _: p.argmax(-1))
-    spans = on_policy.choose(batch, 1.0, generator(3))
-    after = on_policy.continue_answers(batch, draft.language_model, 1.0, frozenset(), generator(3))
-    replaced = torch.zeros_like(mask)
-    for row, _, start, end in spans:
-        replaced[row, start:end] = True
-    assert len(spans) == 3 and not changed(batch, after)[~replaced].any() and changed(batch, after)[replaced].any()
-    for name in ("position_ids", "document_ids", "loss_mask"):
-        assert torch.equal(getattr(batch, name), getattr(after, name))
-    model = draft.language_model
-    said = model.logits(model.features(after.input_ids, after.position_ids).last).argmax(-1)
-    assert torch.equal(said[:, :-1][replaced[:, 1:]], after.input_ids[:, 1:][replaced[:, 1:]])
-
-
-def test_continuations_are_sampled_at_temperature_one(small):
-    model = DraftModel.for_target(small).double().language_model
-    one = whole([7, 3, 9])
-    batch = Batch(*(getattr(one, name).expand(4000, -1) for name in Batch.__dataclass_fields__))
-    after = on_policy.continue_answers(batch, model, 1.0, frozenset(), generator())
-    second = changed(batch, after)[:, 1].nonzero()[:, 0]  # rows whose second token was sampled, and came out another
-    p = model.logits(model.features(torch.tensor([[7]]), torch.tensor([[0]])).last)[0, -1].softmax(-1).detach()
-    p[3] = 0.0
-    counted = torch.bincount(after.input_ids[second, 1], minlength=64) / len(second)
-    assert len(second) > 1000
-    torch.testing.assert_close(counted.double(), p / p.sum(), rtol=0, atol=0.04)
-
-
-def test_nothing_is_learnt_behind_a_sampled_end_of_text(target, packed):
-    model = draft_for(target).language_model
-    spans = on_policy.choose(packed, 1.0, generator())
-    after = on_policy.continue_answers(packed, model, 1.0, frozenset(range(97)), generator())
-    expected = packed.loss_mask.clone()
-    for row, _, start, end in spans:
-        expected[row, start + 1 : end] = False
-    assert torch.equal(after.loss_mask, expected)
-    assert changed(packed, after).sum() <= len(spans), "old tokens stay behind the end"
-
-
-def test_only_training_batches_are_prepared(target, packed):
-    draft = draft_for(target, on_policy=1.0)
-    module = DrafterModule(draft.train(), target, OptimizerSettings())
-    seen = []
-    inner = draft.training_loss
-
-    def spy(batch, *rest):
-        seen.append(batch)
-        return inner(batch, *rest)
-
-    object.__setattr__(draft, "training_loss", spy)
-    module.training_step(packed, 0)
-    module.training_step(packed, 0)
-    module.training_step(packed, 1)
-    module.validation_step(packed, 0)
-    first, again, other, validation = (batch.input_ids for batch in seen)
-    assert torch.equal(first, again) and not torch.equal(first, packed.input_ids) and not torch.equal(first, other)
-    assert torch.equal(validation, packed.input_ids) and draft.training
-    assert draft_for(target).prepare(packed, generator()) is packed
-
-
-def test_sampling_under_autocast_spoils_no_gradient(packed):
-    """Autocast keeps the weights that it has cast, without gradients where sampling did it."""
-    target = Target.from_model(tiny_llama(97))
-    draft = DraftModel.for_target(target, on_policy=1.0)
-    with torch.autocast("cpu", torch.bfloat16):
-        batch = draft.prepare(packed, generator())
-        loss = draft.training_loss(batch, features_of(target, batch), target).loss
-    loss.backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in draft.parameters())
-
-
-def test_zero3_cannot_sample(target, packed):
-    draft = draft_for(target, on_policy=1.0)
-    next(draft.parameters()).ds_id = 0  # DeepSpeed's mark of a partitioned weight
-    with pytest.raises(UserError, match="ZeRO-3 needs all ranks"):
-        draft.prepare(packed, generator())

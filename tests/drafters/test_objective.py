@@ -7,7 +7,7 @@ from torch import nn
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence
-from specdraft.losses.reference import lk_hybrid, reference_loss
+from tests.losses.reference import lk_hybrid, reference_loss
 
 V, H, R = 7, 4, 80
 

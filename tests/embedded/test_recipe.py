@@ -1,60 +1,10 @@
-"""The recipe's parts: the corpus keeps to its split, the tokenizer is lossless, the target that ships is whole."""
-
-import random
+"""The schedule, and the target that ships: it is what the recipe builds, and a language model."""
 
 import pytest
 import torch
 
-from specdraft.data.sources import stdlib
-from specdraft.data.sources.base import SPLITS
-from specdraft.embedded.corpus import ROW, documents, rows
 from specdraft.embedded.recipe import PEAK_LR, config, learning_rate
-from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
-
-SOURCE = '''def add(a, b):
-    """Add two numbers."""
-    total = a + b
-    return total
-'''
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([SOURCE] * 50, vocab_size=300, context=64)
-
-
-def test_any_text_survives_the_tokenizer(tokenizer):
-    for text in (SOURCE, "\tx = 'äöü 漢字 \U0001f600'\r\n\n\n        return 12345678\n", "<|end|> as text"):
-        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_the_template_marks_the_answer_and_its_end(tokenizer):
-    messages = [{"role": "user", "content": "def f():"}, {"role": "assistant", "content": "    return 1"}]
-    encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-    answer = [token for token, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mask]
-    assert tokenizer.decode(answer) == "    return 1<|end|>"
-    prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
-    assert encoded["input_ids"][: len(prompt)] == prompt
-
-
-def test_documents_keep_to_their_split(tokenizer, monkeypatch):
-    paths = [f"module_{index}.py" for index in range(60)] + ["test/test_all.py"]
-    monkeypatch.setattr(stdlib, "files", lambda: paths)
-    monkeypatch.setattr(stdlib, "read", lambda path: f"# {path}\n{SOURCE}")
-    for split in SPLITS:
-        kinds = documents(tokenizer, split)
-        expected = [path for path in paths if stdlib.split_of(path) == split]
-        texts = [tokenizer.decode(ids) for ids in kinds["library"] + kinds["tests"]]
-        assert sorted(texts) == sorted(f"<|begin|># {path}\n{SOURCE}" for path in expected)
-        assert len(kinds["chat"]) == len(expected)
-
-
-def test_rows_hold_whole_repeats_and_a_sample(monkeypatch):
-    kinds = {"library": [[1] * ROW] * 4, "chat": [[2] * ROW] * 4}
-    made = rows(kinds, {"library": 1.5, "chat": 2.0}, random.Random(0))
-    assert len(made) == 6 + 8 and all(len(row) == ROW for row in made)
-    assert sum(row[0] == 1 for row in made) == 6
 
 
 def test_the_learning_rate_warms_up_stays_and_falls():

@@ -1,5 +1,7 @@
 """Answers that differ: a wrong rule is caught by the logit gap, a near-tie in bfloat16 is not blamed."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,10 +9,13 @@ import torch
 
 from specdraft.data.sources.prompts import encode
 from specdraft.decoding import rules
+from specdraft.decoding.decoder import Generation
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table
-from specdraft.evaluation.losslessness import ALLOWED_ULPS, first_difference
+from specdraft.evaluation.evaluation import Evaluation
+from specdraft.evaluation.losslessness import ALLOWED_ULPS, Difference, first_difference
 from specdraft.evaluation.report.html import html
+from specdraft.evaluation.results import Request, summarize
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
 
@@ -93,3 +98,11 @@ def test_the_gap_is_the_targets_own(tokenizer):
 def test_an_answer_that_stops_early_is_no_near_tie(tokenizer):
     found = first_difference(make_target(tokenizer, torch.float32), [5], [1, 2], [1])
     assert not found.near_tie and replace(found, near_tie=True).position == 1
+
+
+def test_an_answer_that_stops_early_is_written(tmp_path):
+    difference = Difference(1, math.inf, math.inf, near_tie=False)
+    request = Request(0, "code", Generation([1, 2]), Generation([1]), [], difference)
+    evaluation = Evaluation({}, [summarize([request], "eagle3", 0.0, 1)], [], {0.0: 1.0})
+    found = json.loads(evaluation.write_json(tmp_path / "evaluation.json").read_text())["results"][0]
+    assert found["lossless"] is False and found["differences"][0]["ulps"] is None

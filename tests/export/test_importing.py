@@ -6,14 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdraft.commands import import_head
-from specdraft.drafters.checkpoint import check_target, load_drafter
 from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.importing import import_eagle3
 from specdraft.export.sglang import SGLang
 from specdraft.export.vllm import VLLM
-from specdraft.targets import Target
 
 
 @pytest.fixture
@@ -240,22 +237,3 @@ def test_files_that_are_missing_or_damaged(published, target, tmp_path):
     (directory / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no weights"):
         import_eagle3(directory, target)
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_a_checkpoint_of_this_target(published, target, monkeypatch, tmp_path, capsys):
-    head, directory = published()
-    monkeypatch.setattr(Target, "load", lambda *_, **__: target)
-    arguments = ["importing", str(directory), "--target", str(tmp_path / "target"), "--output", str(tmp_path / "head")]
-    monkeypatch.setattr("sys.argv", arguments)
-    import_head.main()
-    assert capsys.readouterr().out == f"checkpoint: {tmp_path / 'head'}\n"
-    imported, config = load_drafter(tmp_path / "head")
-    same(head, imported)
-    check_target(config, target)
-    assert config["extra"]["target"]["num_hidden_layers"] == 7
-    with pytest.raises(SystemExit) as status:
-        import_head.main()
-    assert status.value.code == 2 and "exists: expected a new directory" in capsys.readouterr().err

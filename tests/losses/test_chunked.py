@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from specdraft.losses import reference
 from specdraft.losses.chunked import FrozenHead, Step, Teacher, distillation_loss
 from specdraft.losses.divergence import divergence
-from specdraft.losses.reference import reference_loss
+from tests.losses import reference
+from tests.losses.reference import reference_loss
 
 pytestmark = pytest.mark.filterwarnings("error")
 V, VD, H, R = 50, 20, 8, 60

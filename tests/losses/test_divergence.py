@@ -5,9 +5,9 @@ import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from specdraft.errors import UserError
-from specdraft.losses import reference
 from specdraft.losses.chunked import softmax
 from specdraft.losses.divergence import DIVERGENCES, Distribution, Draft, divergence
+from tests.losses import reference
 
 C, VD = 40, 23
 PAIRS = {

@@ -76,8 +76,10 @@ def _mutant(source: str, node: ast.expr | ast.stmt, function: str, at_import: bo
         ast.parse(changed)
     except SyntaxError:
         return None
-    before = " ".join("".join(lines[first : last + 1]).split())
-    after = " ".join((head + text + tail).split())
+    # What a loop goes on or ends with is named together with the line above it: there are many alike.
+    above = lines[first - 1] if isinstance(node, ast.Continue | ast.Break) else ""
+    before = " ".join((above + "".join(lines[first : last + 1])).split())
+    after = " ".join((above + head + text + tail).split())
     return Mutant(function, before, after, range(first + 1, last + 2), changed, at_import)
 
 

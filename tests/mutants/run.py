@@ -3,29 +3,31 @@
 A mutant that no test notices is a survivor. Those that change nothing a caller can see are listed in accepted.toml with
 the reason; any other ends the command with status 1. Survivors and counts go to build/mutants.json.
 
-Every mutant runs in a fork of a process that has torch and its like loaded and no module of specdraft, with the changed
-source in place of the file on disk: half a second to start instead of ten, and the working tree is never touched. First
-come the tests that reach the changed lines, the shortest first, then the module's others. (mutmut 3.8 leaves out
-decorated functions and defaults of classes; cosmic-ray 8.7 starts Python anew for each mutant.)
+The tests of a module are collected once. Each mutant is a fork of that process in which the functions of the changed
+file have the code of the mutant, so that it costs the tests alone: those that reach the changed lines, the shortest
+first, then the module's others. What runs when a module is imported is changed by importing everything again. The
+working tree is never touched. (mutmut 3.8 leaves out decorated functions and defaults of classes; cosmic-ray 8.7 starts
+Python and torch again for each mutant.)
 """
 
 import argparse
 import contextlib
 import gc
-import importlib
 import importlib.abc
 import importlib.util
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
 import time
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 from tests.mutants.operators import Mutant, diff, mutants
@@ -36,17 +38,39 @@ ACCEPTED = Path(__file__).with_name("accepted.toml")
 TESTS = {
     "specdraft.losses.divergence": ["tests/losses"],
     "specdraft.losses.chunked": ["tests/losses"],
-    "specdraft.losses.reference": ["tests/losses"],
+    "specdraft.drafters.alignment": ["tests/drafters/test_alignment.py", "tests/drafters/eagle"],
+    "specdraft.drafters.heads": ["tests/drafters/test_heads.py", "tests/drafters/test_medusa.py"],
+    "specdraft.drafters.medusa": ["tests/drafters/test_medusa.py", "tests/drafters/test_heads.py"],
+    "specdraft.drafters.hydra": ["tests/drafters/test_hydra.py", "tests/drafters/test_heads.py"],
+    "specdraft.drafters.draft_tree_builder": ["tests/drafters/test_draft_tree_builder.py"],
+    "specdraft.drafters.eagle.eagle1": ["tests/drafters/eagle"],
+    "specdraft.drafters.eagle.eagle3": ["tests/drafters/eagle"],
+    "specdraft.drafters.eagle.head": ["tests/drafters/eagle"],
+    "specdraft.drafters.eagle.forward": ["tests/drafters/eagle"],
+    "specdraft.drafters.eagle.drafting": ["tests/drafters/eagle"],
+    "specdraft.drafters.eagle.rotary": ["tests/drafters/eagle"],
+    "specdraft.training.global_batch": ["tests/training/test_global_batch.py"],
+    "specdraft.data.packing": ["tests/data/test_packing.py"],
     "specdraft.decoding.rules": [
         "tests/decoding/test_rules.py",
         "tests/decoding/test_rules_trees.py",
         "tests/decoding/test_rules_lossy.py",
     ],
-    "specdraft.drafters.alignment": ["tests/drafters/test_alignment.py", "tests/drafters/eagle"],
-    "specdraft.training.global_batch": ["tests/training/test_global_batch.py"],
-    "specdraft.data.packing": ["tests/data/test_packing.py"],
 }
-PATIENCE, FACTOR = 20.0, 8.0  # seconds that the tests of a mutant may take, beside FACTOR times what they took before
+PATIENCE, FACTOR = 4, 3  # seconds of the processor that a mutant may take, beside FACTOR times what its tests took
+
+
+@dataclass
+class Outcome:
+    """What became of the mutants of a module."""
+
+    total: int = 0
+    killed: int = 0
+    timeouts: int = 0
+    accepted: int = 0
+    survivors: list[dict[str, Any]] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 @dataclass
@@ -69,42 +93,28 @@ class Baseline:
         return sorted(self.seconds, key=lambda test: self.seconds[test])
 
 
-@dataclass
-class Outcome:
-    """What became of the mutants of a module."""
-
-    total: int = 0
-    killed: int = 0
-    timeouts: int = 0
-    accepted: int = 0
-    survivors: list[dict[str, Any]] = field(default_factory=list)
-    stale: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
 class Reach:
-    """A pytest plugin: which lines of one file each test runs, and for how long."""
+    """Which lines of one file are run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        self.lines: dict[str, set[int]] = defaultdict(set)
-        self.seconds: dict[str, float] = {}
-        self._now: set[int] = set()
+        self.path, self.lines = str(path), set[int]()
+        self._calls: Counter[Any] = Counter()
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._now = self.lines[nodeid]
-        self._started = time.perf_counter()
+    def __enter__(self) -> set[int]:
         sys.settrace(self._call)
+        return self.lines
 
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.settrace(None)
-        self.seconds[nodeid] = time.perf_counter() - self._started
 
     def _call(self, frame: Any, event: str, argument: Any) -> Any:
-        return self._line if frame.f_code.co_filename == self.path else None
+        if frame.f_code.co_filename != self.path:
+            return None
+        self._calls[frame.f_code] += 1
+        return self._line if self._calls[frame.f_code] <= 50 else None  # statistics call a function 100,000 times
 
     def _line(self, frame: Any, event: str, argument: Any) -> Any:
-        self._now.add(frame.f_lineno)
+        self.lines.add(frame.f_lineno)
         return self._line
 
 
@@ -129,16 +139,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return False
 
 
-def pytest_status(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
-    import pytest
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
-        options += ["-p", "no:unraisableexception"]  # it collects garbage for a second
-        return int(pytest.main([*options, *arguments], plugins=list(plugins)))
-
-
-def fork(task: Any) -> int:
+def fork(task: Callable[[], int]) -> int:
     """The id of a process that ends with the status ``task`` gives, and is silent."""
     child = os.fork()
     if child:
@@ -154,129 +155,204 @@ def fork(task: Any) -> int:
         os._exit(status)
 
 
-def load_libraries() -> None:
-    """Import what the modules and tests import, and forget all that is ours."""
-    for name in ("hypothesis", "pytest", "scipy.stats"):
-        importlib.import_module(name)
-    for path in sorted((REPOSITORY / "specdraft").rglob("*.py")):
-        with contextlib.suppress(ImportError):  # an engine that is not installed
-            if not path.stem.startswith("__"):
-                importlib.import_module(".".join(path.relative_to(REPOSITORY).with_suffix("").parts))
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("specdraft", "tests")]:
-        del sys.modules[name]
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of the environment take longer than most tests
-    gc.freeze()
+def functions_of(path: Path) -> dict[str, list[FunctionType]]:
+    """The functions that a file has defined, by qualified name, whatever wraps them."""
+    found = defaultdict(list)
+    for thing in gc.get_objects():
+        if type(thing) is FunctionType and thing.__code__.co_filename == str(path):
+            found[thing.__code__.co_qualname].append(thing)
+    return found
 
 
-def measure(path: Path, tests: Sequence[str]) -> Baseline:
-    """Run the tests of a module as it is. Ends the program if one fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "reach.json"
+def replace_code(functions: dict[str, list[FunctionType]], mutant: Mutant, path: Path) -> bool:
+    """Give the functions the code of the mutant; False where that cannot be done."""
 
-        def task() -> int:
-            plugin = Reach(path)
-            status = pytest_status(tests, [plugin])
-            lines = {test: sorted(found) for test, found in plugin.lines.items()}
-            written.write_text(json.dumps([lines, plugin.seconds]))
-            return status
+    def codes(code: CodeType) -> Iterator[CodeType]:
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield constant
+                yield from codes(constant)
 
-        _, status = os.waitpid(fork(task), 0)
-        if status:
-            sys.exit(f"error: {' '.join(tests)} fail without a change: mend them first")
-        lines, seconds = json.loads(written.read_text())
-    reached: dict[int, set[str]] = defaultdict(set)
-    for test, numbers in lines.items():
-        for number in numbers:
-            reached[number].add(test)
-    return Baseline(seconds, reached)
-
-
-@dataclass
-class Trial:
-    """A mutant whose tests are running."""
-
-    mutant: Mutant
-    everything: bool
-    deadline: float
-
-
-def outcomes(module: str, path: Path, found: Sequence[Mutant], baseline: Baseline, jobs: int) -> Iterator[Any]:
-    """(mutant, "killed" | "timeout" | "survived") as they come."""
-    waiting = [(mutant, False) for mutant in reversed(found)]
-    running: dict[int, Trial] = {}
-
-    def start(mutant: Mutant, everything: bool) -> None:
-        tests = baseline.all if everything else baseline.select(mutant)
-        seconds = sum(baseline.seconds[test] for test in tests)
-
-        def task() -> int:
-            sys.meta_path.insert(0, Changed(module, path, mutant.source))
-            return pytest_status(tests)
-
-        running[fork(task)] = Trial(mutant, everything, time.monotonic() + PATIENCE + FACTOR * seconds)
-
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            mutant, everything = waiting.pop()
-            if not everything and not baseline.select(mutant):
-                everything = True
-            start(mutant, everything)
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if not child:
-            for each, trial in running.items():
-                if time.monotonic() > trial.deadline:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(each, signal.SIGKILL)
-            time.sleep(0.02)
+    changed = defaultdict(list)
+    for code in codes(compile(mutant.source, str(path), "exec")):
+        changed[code.co_qualname].append(code)
+    for name, live in functions.items():
+        if len(changed[name]) != 1 or len({function.__code__ for function in live}) != 1:
+            if mutant.function.startswith(name.partition(".<locals>")[0]):
+                return False
             continue
-        trial = running.pop(child)
-        if os.WIFSIGNALED(status):
-            yield trial.mutant, "timeout" if os.WTERMSIG(status) == signal.SIGKILL else "killed"
-        elif os.WEXITSTATUS(status):
-            yield trial.mutant, "killed"
-        elif trial.everything or len(baseline.select(trial.mutant)) == len(baseline.all):
-            yield trial.mutant, "survived"
-        else:  # what a fixture of several tests runs is counted for the first of them alone
-            waiting.append((trial.mutant, True))
+        for function in live:
+            if len(function.__code__.co_freevars) != len(changed[name][0].co_freevars):
+                return False
+            function.__code__ = changed[name][0]
+    return True
+
+
+class Trials:
+    """A pytest plugin that runs the collected tests once for each mutant instead of once."""
+
+    def __init__(self, module: str, path: Path, tests: Sequence[str], accepted: set[Any], jobs: int) -> None:
+        self.module, self.path, self.tests, self.accepted, self.jobs = module, path, tests, accepted, jobs
+        self.source = path.read_text("utf-8")
+        self.outcome = Outcome()
+        self.survived: set[tuple[str, str, str]] = set()
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        if session.testsfailed or not session.items:
+            sys.exit(f"error: {' '.join(self.tests)} cannot be collected")
+        self.items = {item.nodeid: item for item in session.items}
+        self.functions = functions_of(self.path)
+        gc.freeze()
+        began = time.monotonic()
+        self.baseline = self.measure()
+        found = mutants(self.source)
+        self.outcome.total = len(found)
+        for number, (mutant, became) in enumerate(self.run(found), start=1):
+            self.count(mutant, became)
+            if number % 25 == 0 or number == len(found):
+                seconds = time.monotonic() - began
+                print(f"{self.module}: {number} of {len(found)}, {seconds:.0f} s", file=sys.stderr, flush=True)
+        self.outcome.stale = [" | ".join(key) for key in sorted(self.accepted - self.survived)]
+        self.outcome.survivors.sort(key=lambda entry: entry["line"])
+        self.outcome.seconds = round(time.monotonic() - began, 1)
+        return True
+
+    def passes(self, tests: Sequence[str]) -> int:
+        """Run tests one after the other until one fails: 0 if none does."""
+        from _pytest.runner import runtestprotocol
+
+        items = [self.items[test] for test in tests]
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
+                return 1
+        return 0
+
+    def measure(self) -> Baseline:
+        """Run the tests of the module as it is. Ends the program if one fails."""
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "reach.json"
+
+            def task() -> int:
+                from _pytest.runner import runtestprotocol
+
+                lines, seconds = {}, {}
+                items = list(self.items.values())
+                for item, following in zip(items, [*items[1:], None], strict=True):
+                    started = time.process_time()
+                    with Reach(self.path) as reached:
+                        reports = runtestprotocol(item, log=False, nextitem=following)
+                    if any(report.failed for report in reports):
+                        written.write_text(json.dumps(str(next(each.longrepr for each in reports if each.failed))))
+                        return 1
+                    lines[item.nodeid], seconds[item.nodeid] = sorted(reached), time.process_time() - started
+                written.write_text(json.dumps([lines, seconds]))
+                return 0
+
+            _, status = os.waitpid(fork(task), 0)
+            known = json.loads(written.read_text())
+        if status:
+            sys.exit(f"error: {' '.join(self.tests)} fail without a change: mend them first\n{known}")
+        reached = defaultdict(set)
+        for test, numbers in known[0].items():
+            for number in numbers:
+                reached[number].add(test)
+        return Baseline(known[1], reached)
+
+    def run(self, found: Sequence[Mutant]) -> Iterator[tuple[Mutant, str]]:
+        """(mutant, "killed" | "timeout" | "survived") as they come."""
+        waiting = [(mutant, False) for mutant in reversed(found)]
+        running: dict[int, tuple[Mutant, bool, float]] = {}
+        while waiting or running:
+            while waiting and len(running) < self.jobs:
+                mutant, everything = waiting.pop()
+                tests = self.baseline.all if everything else self.baseline.select(mutant)
+                if not tests:
+                    yield mutant, "survived"
+                    continue
+                limit = int(PATIENCE + FACTOR * sum(self.baseline.seconds[test] for test in tests))
+                child = fork(lambda: self.attempt(mutant, tests, limit))  # noqa: B023  # it runs at once
+                running[child] = mutant, everything, time.monotonic() + 20 * limit  # for one that waits for ever
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if not child:
+                for each, (*_, deadline) in running.items():
+                    if time.monotonic() > deadline:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.killpg(each, signal.SIGKILL)
+                time.sleep(0.01)
+                continue
+            mutant, everything, _ = running.pop(child)
+            if os.WIFSIGNALED(status):
+                yield mutant, "timeout" if os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXCPU) else "killed"
+            elif os.WEXITSTATUS(status):
+                yield mutant, "killed"
+            elif everything or len(self.baseline.select(mutant)) == len(self.baseline.all):
+                yield mutant, "survived"
+            else:  # what a fixture or a cached function runs is counted for the first of its tests alone
+                waiting.append((mutant, True))
+
+    def attempt(self, mutant: Mutant, tests: Sequence[str], limit: int) -> int:
+        """In a process of its own: 0 if the tests pass with the mutant in place."""
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+        if not mutant.at_import and replace_code(self.functions, mutant, self.path):
+            return self.passes(tests)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("specdraft", "tests")]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, Changed(self.module, self.path, mutant.source))
+        return run_pytest(["-x", *tests])
+
+    def count(self, mutant: Mutant, became: str) -> None:
+        """Note what became of a mutant; say it if it survived without a reason."""
+        if became != "survived":
+            self.outcome.killed += 1
+            self.outcome.timeouts += became == "timeout"
+            return
+        self.survived.add(mutant.key)
+        if mutant.key in self.accepted:
+            self.outcome.accepted += 1
+            return
+        patch = diff(self.source, mutant, str(self.path.relative_to(REPOSITORY)))
+        reached = len(self.baseline.select(mutant))
+        entry = {"line": mutant.lines.start, "function": mutant.function, "before": mutant.before}
+        self.outcome.survivors.append(entry | {"after": mutant.after, "tests": reached, "diff": patch})
+        place = f"{self.module}:{mutant.lines.start} in {mutant.function or 'the module'}"
+        print(f"survived {reached} tests: {place}\n{patch}", file=sys.stderr, flush=True)
+
+
+def run_pytest(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
+    """The status of pytest, without the plugins of the environment, which take longer than most tests."""
+    import pytest
+
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-s", "--durations=0"]
+        return int(pytest.main([*options, f"--basetemp={folder}/tests", *arguments], plugins=list(plugins)))
 
 
 def examine(module: str, accepted: Sequence[dict[str, str]], jobs: int) -> Outcome:
-    """Run every mutant of a module."""
-    began = time.monotonic()
+    """Run every mutant of a module, in a process of its own."""
     path = REPOSITORY / Path(*module.split(".")).with_suffix(".py")
-    source = path.read_text("utf-8")
-    baseline = measure(path, TESTS[module])
-    found = mutants(source)
-    unchanged = Mutant("", "", "", range(0), source, True)
-    ((_, control),) = outcomes(module, path, [unchanged], baseline, 1)
-    if control != "survived":
-        sys.exit(f"error: the tests of {module} fail with its own source put in place")
     known = {(entry["function"], entry["before"], entry["after"]) for entry in accepted}
-    outcome = Outcome(total=len(found), stale=[" | ".join(key) for key in known - {mutant.key for mutant in found}])
-    for mutant, became in outcomes(module, path, found, baseline, jobs):
-        if became == "survived" and mutant.key in known:
-            outcome.accepted += 1
-        elif became == "survived":
-            patch = diff(source, mutant, f"{path.relative_to(REPOSITORY)}")
-            reached = len(baseline.select(mutant))
-            entry = {"line": mutant.lines.start, "function": mutant.function, "before": mutant.before}
-            outcome.survivors.append(entry | {"after": mutant.after, "tests": reached, "diff": patch})
-            print(f"survived {reached} tests, {module}:{mutant.lines.start} in {mutant.function}\n{patch}", flush=True)
-        else:
-            outcome.killed += 1
-            outcome.timeouts += became == "timeout"
-            if mutant.key in known:
-                outcome.stale.append(" | ".join(mutant.key))
-    outcome.survivors.sort(key=lambda entry: entry["line"])
-    outcome.seconds = round(time.monotonic() - began, 1)
-    return outcome
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "outcome.json"
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                trials = Trials(module, path, TESTS[module], known, jobs)
+                status = run_pytest(TESTS[module], [trials])
+                written.write_text(json.dumps(vars(trials.outcome)))
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        os.waitpid(child, 0)
+        if not written.exists():
+            sys.exit(f"error: the mutants of {module} could not be run")
+        return Outcome(**json.loads(written.read_text()))
 
 
 def main() -> None:
     """Examine the modules whose names contain one of the arguments, or all."""
-    parser = argparse.ArgumentParser(
-        prog="make mutants", description="Which small change of the code does no test notice?"
-    )
+    parser = argparse.ArgumentParser(prog="make mutants", description="Which small change does no test notice?")
     parser.add_argument("modules", nargs="*", help=f"parts of names, of {', '.join(TESTS)}")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "mutants.json")
@@ -286,17 +362,18 @@ def main() -> None:
         parser.error(f"no module is called like {' or '.join(arguments.modules)}")
     accepted = tomllib.loads(ACCEPTED.read_text("utf-8"))
     os.chdir(REPOSITORY)
-    load_libraries()
-    results = {name: examine(name, accepted.get(name, []), arguments.jobs) for name in chosen}
+    results: dict[str, Outcome] = {}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    for name in chosen:
+        results[name] = examine(name, accepted.get(name, []), arguments.jobs)
+        arguments.output.write_text(json.dumps({each: vars(found) for each, found in results.items()}, indent=1) + "\n")
 
-    print(f"\n{'module':36} {'mutants':>7} {'killed':>7} {'accepted':>8} {'survived':>8} {'seconds':>8}")
+    print(f"\n{'module':38} {'mutants':>7} {'killed':>7} {'accepted':>8} {'survived':>8} {'seconds':>8}")
     for name, outcome in results.items():
         survived = len(outcome.survivors)
         print(
-            f"{name:36} {outcome.total:7} {outcome.killed:7} {outcome.accepted:8} {survived:8} {outcome.seconds:8.0f}"
+            f"{name:38} {outcome.total:7} {outcome.killed:7} {outcome.accepted:8} {survived:8} {outcome.seconds:8.0f}"
         )
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({name: vars(outcome) for name, outcome in results.items()}, indent=1) + "\n")
     print(f"\nresults: {arguments.output}")
     stale = {name: outcome.stale for name, outcome in results.items() if outcome.stale}
     for name, entries in stale.items():

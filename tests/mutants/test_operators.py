@@ -64,8 +64,8 @@ def test_branches_loops_and_defaults():
         ("A.f", "def f(self, c: bool = True) -> None:", "def f(self, c: bool = False) -> None:"): True,
         ("A.f", "for x in range(5):", "for x in range(6):"): False,
         ("A.f", "if c:", "if not (c):"): False,
-        ("A.f", "continue", "pass"): False,
-        ("A.f", "continue", "break"): False,
+        ("A.f", "if c: continue", "if c: pass"): False,
+        ("A.f", "if c: continue", "if c: break"): False,
         ("A.f", "self.x = x", "pass"): False,
     }
 

@@ -136,7 +136,10 @@ def test_other_layers_are_refused_before_anything_is_read(making, engine, layers
 def test_another_model_is_refused(making, engine):
     other = Target.from_model(tiny_llama(num_hidden_layers=4, initializer_range=0.5), name="other")
     with (
-        pytest.raises(UserError, match=r"those of 'other' by .* of their norm, expected less than 0\.001: serve that"),
+        pytest.raises(
+            UserError,
+            match=r"the target here, a LlamaForCausalLM, by .* of their norm, expected less than 0\.001",
+        ),
         server(engine).open(other, LAYERS, 32),
     ):
         pass

@@ -90,3 +90,10 @@ def test_a_cut_target_neither_evaluates_nor_regenerates(target, monkeypatch):
     monkeypatch.setattr(target, "engine", object())
     with pytest.raises(UserError, match="placement=zero3 does not regenerate"):
         list(InProcess().answers(target, [Request([5, 6], (), (), 0.0, 0)], RegenerationSettings(max_new_tokens=4)))
+
+
+def test_without_live_acceptance_there_is_no_head_to_evaluate(composed):
+    alone = "callbacks=[checkpoint,stop_signal]"
+    with pytest.raises(UserError, match="expected evaluate=false and export=null without it"):
+        check_settings(composed(alone))
+    check_settings(composed(alone, "evaluate=false", "export=null"))

@@ -15,7 +15,11 @@ pytestmark = pytest.mark.slow
 WORKER = Path(ranks_worker.__file__)
 ALL = ("accumulated", "ddp", "zero1", "zero2", "zero3", "zero2-accumulated")
 # case: what it must equal
-SGD = {f"{family}/{case}": f"{family}/one" for family in ("eagle3", "medusa", "draft") for case in ALL}
+SGD = {f"eagle3/{case}": "eagle3/one" for case in ALL}
+# What else is particular to a family's loss; that each trains under each strategy is seen in tests/commands.
+SGD |= {
+    f"{family}/{case}": f"{family}/one" for family in ("medusa", "draft") for case in ("zero2-accumulated", "zero3")
+}
 SGD |= {"eagle1/ddp": "eagle1/one", "lora/zero3": "lora/one"}
 CLIPPED = {
     f"eagle3/{case}-clipped": "eagle3/one-clipped" for case in ("accumulated", "ddp", "zero3", "zero2-accumulated")

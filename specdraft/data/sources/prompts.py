@@ -136,10 +136,11 @@ def _prompt(record: Record) -> Prompt:
     if len(forms) != 1:
         found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(fields)}"
         raise UserError(f"{origin} {found}: expected exactly {_FORMS}")
+    opening: tuple[Message, ...]
     follow_ups: list[str] = []
     try:
         if forms[0] == "prompt":
-            opening: tuple[Message, ...] = (_user(text_of(fields, "prompt")),)
+            opening = (_user(text_of(fields, "prompt")),)
         elif forms[0] == "turns":
             first, *follow_ups = [text_of({"turn": turn}, "turn") for turn in list_of(fields, "turns")]
             opening = (_user(first),)

@@ -1,4 +1,4 @@
-"""Hidden states on disk: computed once, read by many trainings (``python -m specdraft.data.store``)."""
+"""Hidden states on disk: computed once, read by many trainings (``specdraft store``)."""
 
 from specdraft.data.store.contents import Contents, describe
 from specdraft.data.store.reader import Store, StoredBatch, StoredData

@@ -28,7 +28,7 @@ from specdraft.text import file_fingerprint
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
-_COMMAND = "python -m specdraft.data.store"
+_COMMAND = "specdraft store"
 _MAX_MAPPED = 1024  # shards; Linux allows a process some 65,000 mappings
 
 
@@ -140,16 +140,13 @@ class Store:
         contents, about = self.contents, self.contents.splits[split]
         first = number * contents.sequences_per_shard
         stop = min(about.sequences, first + contents.sequences_per_shard)
-        vectors: dict[str, tuple[int, ...]] = {"last": (int(self._begins[split][stop] - self._begins[split][first]),)}
+        shapes: dict[str, tuple[int, ...]] = {"last": (int(self._begins[split][stop] - self._begins[split][first]),)}
         if contents.layers:
-            vectors["aux"] = (stop - first, about.sequence_length, len(contents.layers))
-        codes = DTYPES[contents.dtype]
-        expected = {name: (*shape, contents.hidden_size) for name, shape in vectors.items()}
-        dtypes = dict.fromkeys(expected, codes)
+            shapes["aux"] = (stop - first, about.sequence_length, len(contents.layers))
+        expected = {name: ((*shape, contents.hidden_size), DTYPES[contents.dtype]) for name, shape in shapes.items()}
         if contents.dtype == "float8":
-            expected |= {f"{name}_scale": shape for name, shape in vectors.items()}
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if found != expected or any(tensors[name].dtype != dtypes.get(name, torch.float32) for name in expected):
+            expected |= {f"{name}_scale": (shape, torch.float32) for name, shape in shapes.items()}
+        if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != expected:
             raise UserError(f"{file} does not hold what {INDEX} says: expected a store as it was written; restore it")
 
     def _map_sequences(self) -> dict[str, PackedTensor]:

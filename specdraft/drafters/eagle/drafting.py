@@ -60,32 +60,6 @@ class CachedKeys:
 
 
 @dataclass
-class KeysSideBySide:
-    """The keys of several requests as the attention of a pass that reads them one after the other.
-
-    added: how many positions each request has in the pass. queries: how many of them are queries, the last ones.
-    seen: as ``CachedKeys`` takes it, of each request.
-    """
-
-    requests: Sequence[CachedKeys]
-    added: list[int]
-    queries: list[int]
-    seen: Sequence[Tensor | None]
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend with the queries ``[sum of queries, Hq, d]``; key and value ``[sum of added, Hk, d]``."""
-        parts = zip(
-            self.requests,
-            query.split(self.queries),
-            key.split(self.added),
-            value.split(self.added),
-            self.seen,
-            strict=True,
-        )
-        return torch.cat([keys(*given) for keys, *given in parts])
-
-
-@dataclass
 class EagleState:
     """A request: the keys of all emitted positions, and the output at the last one (n = 1)."""
 
@@ -141,44 +115,50 @@ class EagleDrafting(BatchDrafter):
     ) -> list[DraftTree]:
         """A pass for each level of all drafts; every node reads the feature that its parent gave."""
         emitted = [state.keys.length for state in states]
-        outputs = [state.output for state in states if state.output is not None]
+        outputs = {number: state.output for number, state in enumerate(states) if state.output is not None}
         assert len(outputs) == len(states), "advance comes before draft"
 
         def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:
-            counts = [len(level.tokens) for level in levels.values()]
-            tokens = torch.cat([level.tokens for level in levels.values()])
+            requests = [states[number].keys for number in levels]
             feature = torch.cat([outputs[number].feature[level.parents] for number, level in levels.items()])
             # All of a level stand at one position.
             positions = [[emitted[number] + level.depth - 1] * len(level.tokens) for number, level in levels.items()]
-            seen = [level.seen for level in levels.values()]
-            keys = KeysSideBySide([states[number].keys for number in levels], counts, counts, seen)
-            output = self._read(tokens, feature, self._attend(positions, keys))
-            for number, *parts in zip(levels, *(part.split(counts) for part in output), strict=True):
-                outputs[number] = Output(*parts)
-            return self._logits(output.hidden).split(counts)
+            tokens, seen = [level.tokens for level in levels.values()], [level.seen for level in levels.values()]
+            read = self._append(requests, tokens, feature, positions, seen)
+            outputs.update(zip(levels, read, strict=True))
+            return self._logits(torch.cat([output.hidden for output in read])).split([len(each) for each in tokens])
 
-        logits = self._logits(torch.cat([output.hidden for output in outputs]))
+        logits = self._logits(torch.cat([output.hidden for output in outputs.values()]))
         drafts = grow_batch(logits, expand, shapes, sampling, generators, self.vocabulary)
         for state, length in zip(states, emitted, strict=True):
             state.keys.length = length
         return drafts
 
-    def _append(self, requests: Sequence[CachedKeys], tokens: Sequence[Tensor], feature: Tensor) -> list[Output]:
-        """Read the next tokens ``[n]`` of each request, feature ``[sum of n, H]`` -> the output at the last of each."""
-        added = [len(each) for each in tokens]
-        positions = [range(keys.length, keys.length + count) for keys, count in zip(requests, added, strict=True)]
-        # Only the newest position is asked what follows; the others just leave their keys.
-        last = [end - 1 for end in accumulate(added)]
-        keys = KeysSideBySide(requests, added, [1] * len(requests), [None] * len(requests))
-        output = self._read(torch.cat(list(tokens)), feature, self._attend(positions, keys, last))
-        return [Output(*parts) for parts in zip(*(part.split(1) for part in output), strict=True)]
+    def _append(
+        self,
+        requests: Sequence[CachedKeys],
+        tokens: Sequence[Tensor],
+        feature: Tensor,
+        positions: Sequence[Sequence[int]] | None = None,
+        seen: Sequence[Tensor | None] | None = None,
+    ) -> list[Output]:
+        """Read tokens ``[n]`` after the keys of each request in one pass; feature ``[sum of n, H]``.
 
-    def _attend(
-        self, positions: Sequence[Sequence[int]], keys: KeysSideBySide, queries: Sequence[int] | None = None
-    ) -> Attend:
-        """How tokens at these positions of each request attend; ``queries``: which of them do, None for all."""
+        Of text the output at the last token of each; of a level of drafts, whose ``positions`` and ``seen`` (see
+        ``CachedKeys``) are given, that at every node.
+        """
+        added = [len(each) for each in tokens]
+        if positions is None:
+            positions = [range(keys.length, keys.length + count) for keys, count in zip(requests, added, strict=True)]
         flat = list(chain.from_iterable(positions))
         cos, sin = self.rotary(max(flat) + 1, next(self.parameters()))
         here = torch.tensor(flat, device=cos.device)
-        asked = slice(None) if queries is None else torch.tensor(queries, device=cos.device)
-        return Attend(cos[here], sin[here], keys, asked)
+        asked, masks = (added, seen) if seen is not None else ([1] * len(added), [None] * len(added))
+        queries = slice(None) if seen is not None else torch.tensor([end - 1 for end in accumulate(added)]).to(here)
+
+        def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            parts = zip(requests, query.split(asked), key.split(added), value.split(added), masks, strict=True)
+            return torch.cat([keys(*given) for keys, *given in parts])
+
+        output = self._read(torch.cat(list(tokens)), feature, Attend(cos[here], sin[here], attention, queries))
+        return [Output(*parts) for parts in zip(*(part.split(asked) for part in output), strict=True)]

@@ -1,125 +1,107 @@
-"""Which charts an evaluation has: each a caption and an SVG, from the evaluation as JSON holds it."""
+"""Which charts an evaluation has, from the evaluation as JSON holds it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from specdraft.errors import UserError
-from specdraft.evaluation.report.svg import Point, Series, bars, lines, rows, standalone
+from specdraft.evaluation.report.svg import Chart, Point, Series
 from specdraft.files import atomic_file
 
-Row = Mapping[str, Any]
-Figure = tuple[str, str]
+Record = Mapping[str, Any]
 
 
-def all_charts(evaluation: Row) -> Iterator[Figure]:
+def all_charts(evaluation: Record) -> Iterator[Chart]:
     """Every chart of the page, in its order."""
-    results = evaluation["results"]
     yield from cost_charts(evaluation)
-    yield from overview_charts(results, list(dict.fromkeys(row["label"] for row in results)))
-    for temperature in dict.fromkeys(row["temperature"] for row in results):
-        here = [
-            [row for row in evaluation[name] if row["temperature"] == temperature] for name in ("results", "categories")
-        ]
-        for caption, svg in temperature_charts(*here):
-            yield f"{caption}, temperature {temperature:g}", svg
+    yield from overview_charts(evaluation["results"])
+    for temperature in _in_order(evaluation["results"], "temperature"):
+        for chart in temperature_charts(evaluation, temperature):
+            yield replace(chart, caption=f"{chart.caption}, temperature {temperature:g}")
 
 
-def cost_charts(evaluation: Row) -> Iterator[Figure]:
+def cost_charts(evaluation: Record) -> Iterator[Chart]:
     """Speedup by K, by size of the tree, and by batch size: as modeled, and where it was measured."""
-    models, checks = evaluation["cost_models"], evaluation["checks"]
+    models = [(f"{each['drafter']}, temperature {each['temperature']:g}", each) for each in evaluation["cost_models"]]
     for kind, caption, label in (
         ("chain", "By length of the chain, one request", "drafted tokens K"),
         ("tree", "By size of the tree, one request", "nodes of the tree"),
     ):
         series = []
-        for number, model in enumerate(models):
-            name = f"{model['drafter']}, temperature {model['temperature']:g}"
-            alone = [row for row in model["predictions"] if row["batch_size"] == 1 and row["kind"] == kind]
-            drafts = {row["draft"] for row in alone}
-            measured = [
-                Point(row["tokens"], row["speedup"])
-                for row in checks
-                if row["draft"] in drafts
-                and (row["drafter"], row["temperature"]) == (model["drafter"], model["temperature"])
-                and row["speedup"] is not None
-            ]
-            series.append(Series(name, [Point(row["tokens"], row["speedup"]) for row in alone], number=number))
-            series.append(Series(f"{name}, measured", measured, line=False, number=number))
-        if any(each.points for each in series):
-            yield caption, lines(caption, series, label, one=True)
+        for number, (name, model) in enumerate(models):
+            modeled = [each for each in model["predictions"] if each["batch_size"] == 1 and each["kind"] == kind]
+            drafts = [(model["drafter"], model["temperature"], each["draft"]) for each in modeled]
+            checks = evaluation["checks"]
+            measured = [each for each in checks if (each["drafter"], each["temperature"], each["draft"]) in drafts]
+            series.append(Series(name, _points(modeled, "tokens", "speedup"), number=number))
+            series.append(Series(f"{name}, measured", _points(measured, "tokens", "speedup"), False, number))
+        chart = Chart(caption, "lines", series, label, one=True)
+        if chart.drawn:
+            yield chart
     series = []
-    for number, model in enumerate(models):
+    for number, (name, model) in enumerate(models):
         best: dict[int, float] = {}
-        for row in model["predictions"]:
-            if row["kind"] == "chain":
-                best[row["batch_size"]] = max(row["speedup"], best.get(row["batch_size"], 0.0))
-        name = f"{model['drafter']}, temperature {model['temperature']:g}"
-        series.append(Series(name, [Point(size, gain) for size, gain in best.items()], number=number))
-    if any(len(each.points) > 1 for each in series):
-        caption = "By batch size, best chain of each"
-        yield caption, lines(caption, series, "requests side by side", one=True)
+        for each in model["predictions"]:
+            if each["kind"] == "chain":
+                best[each["batch_size"]] = max(each["speedup"], best.get(each["batch_size"], 0.0))
+        series.append(Series(name, [Point(size, speedup) for size, speedup in best.items()], number=number))
+    chart = Chart("By batch size, best chain of each", "lines", series, "requests side by side", one=True)
+    if len(chart.places) > 1:
+        yield chart
 
 
-def overview_charts(results: Sequence[Row], drafters: Sequence[str]) -> Iterator[Figure]:
-    """Drafters beside each other, and temperatures."""
-    temperatures = list(dict.fromkeys(row["temperature"] for row in results))
-    if len(drafters) == 1 and len(temperatures) == 1:
+def overview_charts(results: Sequence[Record]) -> Iterator[Chart]:
+    """Drafters beside each other, and temperatures, if there are several of either."""
+    if len({(each["label"], each["temperature"]) for each in results}) == 1:
         return
-    labels = [f"temperature {temperature:g}" for temperature in temperatures]
-    for name, caption, label in (
+    named = [{**each, "row": f"temperature {each['temperature']:g}"} for each in results]
+    for value, caption, label in (
         ("acceptance_length", "Acceptance length", "tokens a round"),
         ("speedup", "Measured speedup, prompts included", "times as fast as without drafting"),
     ):
-        series = [
-            Series(
-                drafter,
-                [
-                    Point(temperatures.index(row["temperature"]), row[name], row[f"{name}_interval"])
-                    for row in results
-                    if row["label"] == drafter and row[name] is not None
-                ],
-            )
-            for drafter in drafters
-        ]
-        yield caption, rows(caption, labels, series, label)
+        yield Chart(caption, "rows", _by_drafter(named, "label", "row", value), label)
 
 
-def temperature_charts(results: Sequence[Row], categories: Sequence[Row]) -> Iterator[Figure]:
+def temperature_charts(evaluation: Record, temperature: float) -> Iterator[Chart]:
     """What was accepted at one temperature: by position, as a histogram, by category."""
+    results, categories = (
+        [each for each in evaluation[name] if each["temperature"] == temperature] for name in ("results", "categories")
+    )
     series = []
-    for row in results:
-        found = zip(row["conditional_acceptance_rate"], row["conditional_acceptance_interval"], strict=True)
-        points = [Point(i, rate, interval) for i, (rate, interval) in enumerate(found, 1) if rate is not None]
-        series.append(Series(row["label"], points))
-    caption = "Acceptance by position reached"
-    yield caption, lines(caption, series, "position in the draft")
-    caption = "Accepted tokens of a round"
-    yield caption, bars(caption, [Series(row["label"], _histogram(row)) for row in results], "accepted tokens")
+    for each in results:
+        rates = zip(each["conditional_acceptance_rate"], each["conditional_acceptance_interval"], strict=True)
+        series.append(Series(each["label"], [Point(i, *rate) for i, rate in enumerate(rates, start=1)]))
+    yield Chart("Acceptance by position reached", "lines", series, "position in the draft")
+    series = [Series(each["label"], _histogram(each)) for each in results]
+    yield Chart("Accepted tokens of a round", "bars", series, "accepted tokens")
     if categories:
-        labels = list(dict.fromkeys(row["category"] for row in categories))
-        series = [
-            Series(
-                result["drafter"],
-                [
-                    Point(labels.index(row["category"]), row["acceptance_length"], row["acceptance_length_interval"])
-                    for row in categories
-                    if row["drafter"] == result["drafter"] and row["acceptance_length"] is not None
-                ],
-            )
-            for result in results
-            if not result["beside"]
-        ]
-        caption = "Acceptance length by category"
-        yield caption, rows(caption, labels, series, "tokens a round", x_from=1.0)
+        series = _by_drafter(categories, "drafter", "category", "acceptance_length")
+        yield Chart("Acceptance length by category", "rows", series, "tokens a round", start=1.0)
 
 
-def _histogram(row: Row) -> list[Point]:
+def _by_drafter(records: Sequence[Record], name: str, place: str, value: str) -> list[Series]:
+    """A series for each ``name`` of the records."""
+    return [
+        Series(drafter, _points([each for each in records if each[name] == drafter], place, value))
+        for drafter in _in_order(records, name)
+    ]
+
+
+def _points(records: Sequence[Record], place: str, value: str) -> list[Point]:
+    return [Point(each[place], each[value], each.get(f"{value}_interval")) for each in records]
+
+
+def _in_order(records: Sequence[Record], key: str) -> list[Any]:
+    return list(dict.fromkeys(each[key] for each in records))
+
+
+def _histogram(result: Record) -> list[Point]:
     """Rounds that accepted 0, 1, ... K tokens, as shares: differences of how many accepted at least so many."""
-    at_least = [row["rounds"], *row["accepted_per_position"], 0]
-    if not row["rounds"]:
+    at_least = [result["rounds"], *result["accepted_per_position"], 0]
+    if not result["rounds"]:
         return []
-    return [Point(i, (at_least[i] - at_least[i + 1]) / row["rounds"]) for i in range(len(at_least) - 1)]
+    return [Point(i, (at_least[i] - at_least[i + 1]) / result["rounds"]) for i in range(len(at_least) - 1)]
 
 
 def check_png() -> None:
@@ -133,16 +115,16 @@ def check_png() -> None:
         ) from None
 
 
-def write_png(evaluation: Row, folder: Path, width: int = 1020) -> list[Path]:
+def write_png(evaluation: Record, folder: Path, width: int = 1020) -> list[Path]:
     """Every chart as a PNG file of ``width`` pixels. Raises UserError as ``check_png`` does."""
     check_png()
     import resvg_py
 
     paths = []
-    for number, (caption, svg) in enumerate(all_charts(evaluation), start=1):
-        name = "-".join("".join(c if c.isalnum() or c == "." else " " for c in caption.lower()).split())
+    for number, chart in enumerate(all_charts(evaluation), start=1):
+        name = "-".join("".join(c if c.isalnum() or c == "." else " " for c in chart.caption.lower()).split())
         path = folder / f"{number:02d}-{name}.png"
         with atomic_file(path) as temporary:
-            temporary.write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=standalone(svg), width=width)))
+            temporary.write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=chart.to_svg(), width=width)))
         paths.append(path)
     return paths

@@ -42,23 +42,24 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = evaluations[0]
     for other in evaluations[1:]:
         for key in _ALIKE:
-            if other["settings"].get(key) != first["settings"].get(key):
+            expected, found = first["settings"].get(key), other["settings"].get(key)
+            if found != expected:
                 raise UserError(
-                    f"evaluations differ in {key} ({first['settings'].get(key)} and {other['settings'].get(key)}): "
-                    "expected the same prompts decoded in the same way, or there is nothing to compare"
+                    f"evaluations differ in {key} ({expected} and {found}): expected the same prompts decoded in the "
+                    "same way, or there is nothing to compare"
                 )
     checkpoints = [each["settings"]["checkpoint"] for each in evaluations]
-    together: dict[str, Any] = {**first, **{name: [] for name in _GATHERED}}
-    together["settings"] = {**first["settings"], "compared": checkpoints[1:]}
+    together = first | {"settings": first["settings"] | {"compared": checkpoints[1:]}}
     for kind in _GATHERED:
+        together[kind] = []
         for each, checkpoint in zip(evaluations, checkpoints, strict=True):
             own = each["results"][0]["drafter"]
-            name = f"{own} {_run(checkpoint)}"
-            renamed = [row | {"drafter": name} for row in each[kind] if row["drafter"] == own]
-            together[kind] += [
-                row | {"label": row["label"].replace(own, name, 1)} if "label" in row else row for row in renamed
-            ]
-        together[kind] += [row for row in first[kind] if row["drafter"] != first["results"][0]["drafter"]]
+            name = {"drafter": f"{own} {_run(checkpoint)}"}
+            for record in each[kind]:
+                if record["drafter"] == own:
+                    label = {"label": record["label"].replace(own, name["drafter"], 1)} if "label" in record else {}
+                    together[kind].append(record | name | label)
+        together[kind] += [record for record in first[kind] if record["drafter"] != first["results"][0]["drafter"]]
     return together
 
 

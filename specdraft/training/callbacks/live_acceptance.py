@@ -4,19 +4,18 @@ Acceptance words are those of ``specdraft.decoding.metrics``. Prompts are dealt 
 summed, then divided once. Times are the first rank's own.
 """
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from specdraft.data.datamodule import DataModule
 from specdraft.decoding.decoder import Decoder
@@ -27,6 +26,7 @@ from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import read_config, save_drafter
 from specdraft.errors import UserError
 from specdraft.evaluation.speedup.model import cost_ratio, predicted_speedup
+from specdraft.text import fingerprint
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.stop_signal import StopSignal
 from specdraft.training.checkpoints.consolidated import full_precision_drafter
@@ -189,10 +189,9 @@ class LiveAcceptance(Callback):
         if trainer.world_size > 1:
             stopped = self._stopping(trainer)
             if not together:
-                ours = torch.stack([_vector(counts) for counts in (measured.counts, *measured.by_category.values())])
-                summed = trainer.strategy.reduce(ours.to(module.device), reduce_op="sum")
-                measured.counts, *rest = (_from_vector(vector, self.num_draft_tokens) for vector in summed)
-                measured.by_category = dict(zip(names, rest, strict=True))
+                ranks = module.gather(measured.by_category)
+                measured.by_category = {name: reduce(add, [rank[name] for rank in ranks]) for name in names}
+                measured.counts = reduce(add, measured.by_category.values(), AcceptanceCounts(self.num_draft_tokens))
         return None if stopped else measured
 
     def _stop_requested(self) -> bool:
@@ -229,7 +228,7 @@ class LiveAcceptance(Callback):
 
     def _measures(self) -> dict[str, Any]:
         """All that a measured length depends on, besides the head."""
-        prompts = hashlib.sha256(json.dumps([list(ids) for ids in self.prompts]).encode()).hexdigest()[:16]
+        prompts = fingerprint([list(ids) for ids in self.prompts])
         decoding = {"num_draft_tokens": self.num_draft_tokens, "max_new_tokens": self.max_new_tokens}
         return {"prompts": prompts} | decoding | asdict(self.sampling)
 
@@ -251,15 +250,3 @@ def first_sampling(temperature: float | Sequence[float], top_k: int, top_p: floa
 def _length(counts: AcceptanceCounts) -> float:
     # Without a single round (every text ended with its first token) nothing was accepted either.
     return counts.acceptance_length if counts.rounds else 1.0
-
-
-def _vector(counts: AcceptanceCounts) -> Tensor:
-    lists = (counts.drafted_per_position, counts.reached_per_position, counts.accepted_per_position)
-    scalars = [counts.rounds, counts.drafted, counts.accepted]
-    return torch.tensor(scalars + [value for values in lists for value in values], dtype=torch.int64)
-
-
-def _from_vector(vector: Tensor, num_draft_tokens: int) -> AcceptanceCounts:
-    rounds, drafted, accepted, *rest = vector.tolist()
-    lists = [rest[i : i + num_draft_tokens] for i in range(0, 3 * num_draft_tokens, num_draft_tokens)]
-    return AcceptanceCounts(num_draft_tokens, rounds, drafted, accepted, *lists)

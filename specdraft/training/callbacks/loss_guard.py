@@ -30,7 +30,7 @@ class LossGuard(Callback):
     """
 
     def __init__(
-        self, directory: Path, on_bad_loss: str = "stop", spike_factor: float | None = None, max_skipped: int = 10
+        self, directory: str | Path, on_bad_loss: str = "stop", spike_factor: float | None = None, max_skipped: int = 10
     ) -> None:
         """``spike_factor``: a loss that many times the median of the last 64 is bad as well; None: none is.
 
@@ -40,7 +40,7 @@ class LossGuard(Callback):
             raise UserError(f"guard.on_bad_loss is {on_bad_loss!r}: expected stop or skip")
         if spike_factor is not None and not spike_factor > 1:
             raise UserError(f"guard.spike_factor is {spike_factor}: expected a number above 1, or null for no guard")
-        self.directory = directory
+        self.directory = Path(directory)
         self.skips = on_bad_loss == "skip"
         self.spike_factor = spike_factor
         self.max_skipped = max_skipped
@@ -70,13 +70,13 @@ class LossGuard(Callback):
         if not self.skips or self.skipped > self.max_skipped:
             limit = f" after {self.max_skipped} steps were left out (guard.max_skipped)" if self.skips else ""
             raise UserError(
-                f"{what}{limit}; its rows are in {path}: lower model.optimizer.learning_rate, check the data and the "
-                "target's dtype, or leave such steps out with guard.on_bad_loss=skip"
+                f"{what}{limit}; its batches are in {path}: lower model.optimizer.learning_rate, check the data and "
+                "the target's dtype, or leave such steps out with guard.on_bad_loss=skip"
             )
         drop_gradients(trainer, module.drafter, optimizer)
         module.leave_out_step()
         if trainer.is_global_zero:
-            print(f"{what}: the step is left out; its rows are in {path}", flush=True)
+            print(f"{what}: the step is left out; its batches are in {path}", flush=True)
 
     def _reason(self, loss: float) -> str | None:
         if not torch.isfinite(torch.tensor(loss)):
@@ -89,13 +89,13 @@ class LossGuard(Callback):
         return f"expected at most {self.spike_factor:g} times the median of the last {len(self.losses)}, {usual:.6g}"
 
     def _write(self, trainer: Trainer, batches: list[tuple[int, Batch, torch.Tensor]]) -> Path:
-        """This rank's rows ``[R, T]`` of the step, with their numbers in the data and the losses of its batches."""
+        """This rank's sequences ``[R, T]`` of the step, their numbers in the data, and the losses of its batches."""
         fields = ("input_ids", "position_ids", "document_ids", "loss_mask")
         tensors = {name: torch.cat([getattr(batch, name).cpu() for _, batch, _ in batches]) for name in fields}
         tensors["losses"] = torch.stack([loss for _, _, loss in batches]).cpu()
-        rows = getattr(trainer.datamodule, "step_indices", None)  # type: ignore[attr-defined]
-        if rows is not None:
-            tensors["rows"] = torch.tensor(rows(batches[0][0]))
+        indices = getattr(trainer.datamodule, "step_indices", None)  # type: ignore[attr-defined]
+        if indices is not None:
+            tensors["rows"] = torch.tensor(indices(batches[0][0]))
         rank, step = trainer.global_rank, trainer.global_step
         path = self.directory / f"step-{step:06d}-rank-{rank}.safetensors"
         about = {"step": str(step), "rank": str(rank), "batches": str([number for number, _, _ in batches])}

@@ -65,6 +65,11 @@ class StopSignal(Callback):
         activity = cast("DrafterModule", pl_module).activity
         threading.Thread(target=self._watch, args=(heard, activity, trainer.global_rank), daemon=True).start()
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """As after training, unless the process was asked to end and may still be held up."""
+        if not self.requested:
+            self.teardown(trainer, pl_module, "fit")
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the handlers back."""
         if self._wakeup is not None:

@@ -11,6 +11,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from specdraft.errors import UserError
 from specdraft.files import atomic_file
+from specdraft.text import reason
 
 
 class CheckpointFile(TorchCheckpointIO):
@@ -31,8 +32,8 @@ class CheckpointFile(TorchCheckpointIO):
                 os.fsync(file.fileno())
         except (OSError, RuntimeError, UserError) as error:  # torch wraps what the disk says
             cause = next((each for each in _causes(error) if isinstance(each, OSError)), error)
-            reason = cause.strerror or str(cause) if isinstance(cause, OSError) else str(cause)
-            self.failure = f"{path} cannot be written ({reason})"
+            why = cause.strerror or str(cause) if isinstance(cause, OSError) else str(cause)
+            self.failure = f"{path} cannot be written ({why})"
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
         """Read tensors and plain values, whatever ``weights_only`` says: a pickle can run code."""
@@ -66,13 +67,12 @@ def _read(checkpoint: Path) -> dict[str, Any]:
     except UnpicklingError as error:
         raise UserError(
             f"{checkpoint} is damaged, or holds more than tensors and settings and is not read, because a pickle can "
-            "run code: expected a checkpoint of your own; resume another, or start anew without resume="
+            "run code: expected a checkpoint of your own; resume another, or start again without resume="
         ) from error
     except Exception as error:  # torch has many kinds for a file that is cut short or something else
-        reason = " ".join(str(error).split())[:150] or type(error).__name__
         raise UserError(
-            f"cannot resume from {checkpoint} ({reason}): expected a whole checkpoint of train.py; name another with "
-            "resume=PATH, or start anew without"
+            f"cannot resume from {checkpoint} ({reason(error)}): expected a whole checkpoint of train.py; name another "
+            "with resume=PATH, or start again without"
         ) from error
 
 

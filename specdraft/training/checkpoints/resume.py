@@ -31,9 +31,9 @@ def by_step(directory: Path, until: int | None = None) -> list[Path]:
 def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -> Path | None:
     """The checkpoint to continue from.
 
-    ``resume`` is None (start anew), "auto" (the newest run below ``family``, the directory that holds the runs of one
-    target and model), a ``.ckpt`` path or a run directory. Instead of a damaged file it is the one before, and ``note``
-    is told. Raises UserError if a given path holds no checkpoint, or if none of those found is whole.
+    ``resume`` is None (start from scratch), "auto" (the newest run below ``family``, the directory that holds the
+    runs of one target and model), a ``.ckpt`` path or a run directory. Instead of a damaged file it is the one before,
+    and ``note`` is told. Raises UserError if a given path holds no checkpoint, or if none of those found is whole.
     """
     if resume is None:
         return None
@@ -71,20 +71,20 @@ def check_alike(checkpoint: Path, config: DictConfig) -> None:
         if was != now:
             raise UserError(
                 f"the checkpoint {checkpoint} was trained with {key}={was}, and this run has {now}: resume with the "
-                "settings of that run, or start anew without resume="
+                "settings of that run, or start again without resume="
             )
 
 
 def _auto(family: Path, note: Callable[[str], None]) -> Path | None:
     links = sorted(family.glob(f"*/{CHECKPOINTS}/{LAST}"), key=lambda path: path.stat().st_mtime, reverse=True)
     if not links:
-        note(f"resume=auto: no earlier run below {family}, starting anew")
+        note(f"resume=auto: no earlier run below {family}, starting from scratch")
         return None
     found = _newest_whole([path for link in links for path in _of_run(link.parent)], note)
     if found is None:
         raise UserError(
             f"resume=auto: every checkpoint below {family} is damaged ({links[0].resolve()} is the newest): "
-            "expected one that is whole; restore one and name it with resume=PATH, or start anew without resume="
+            "expected one that is whole; restore one and name it with resume=PATH, or start again without resume="
         )
     return found
 

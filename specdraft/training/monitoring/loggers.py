@@ -23,6 +23,7 @@ from specdraft.data.datamodule import DataModule
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.text import reason
 from specdraft.training.checkpoints.file import checkpoint_step
 
 INIT_SECONDS, FINISH_SECONDS = 20.0, 60.0  # until W&B's server must have answered, and what is left have arrived
@@ -87,9 +88,8 @@ def _open(name: str, node: DictConfig, **options: Any) -> Logger:
                 file=sys.stderr,
             )
             return _open(name, node, **options, offline=True)
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"W&B cannot be used ({reason}): run `wandb login`, or set logger.wandb.offline=true"
+            f"W&B cannot be used ({reason(error)}): run `wandb login`, or set logger.wandb.offline=true"
         ) from error
     return logger
 

@@ -13,6 +13,7 @@ from specdraft.errors import UserError
 from specdraft.targets import Target, TargetIdentity
 from specdraft.targets.loading import check_files, config_hash, location
 from specdraft.targets.sizes import at_most
+from specdraft.text import reason
 
 _TIMEOUT = 5.0  # seconds; the hub client's own retries would take half a minute to say the same
 _MOST_WEIGHTS = 200_000  # tensors: those of 1,000 experts, one by one, in 60 layers
@@ -40,9 +41,8 @@ def target_config(settings: Mapping[str, Any]) -> PreTrainedConfig:
     except UserError:
         raise
     except Exception as error:  # transformers and the hub client raise a dozen kinds
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"cannot read the configuration of the target {name!r} ({reason}): "
+            f"cannot read the configuration of the target {name!r} ({reason(error)}): "
             "expected a from_pretrained directory or a reachable hub id"
         ) from error
 
@@ -72,7 +72,7 @@ class MetaTarget(Target):
             raise
         except Exception as error:  # what a size of zero does in a model's constructor is its own affair
             raise UserError(
-                f"the configuration of {name} makes no causal LM ({' '.join(str(error).split())[:200]}): expected "
+                f"the configuration of {name} makes no causal LM ({reason(error)}): expected "
                 "sizes that belong together; restore its config.json"
             ) from error
         self.tokenizer = None

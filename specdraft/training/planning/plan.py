@@ -121,7 +121,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=ids)
     trainable = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
 
-    rows, length = config.data.batch_size, config.data.sequence_length
+    length = config.data.sequence_length
     planning = config.planning
     devices, placement = _devices(config), OmegaConf.select(config, "target.placement", default="replicated")
     if placement not in PLACEMENTS:
@@ -129,7 +129,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     gpus = planning.gpus is not None or _asks_for_gpus(config) or uses_gpus(config.trainer.accelerator)
     mixed = gpus if config.trainer.precision == "auto" else "32" not in str(config.trainer.precision)
     element = 2 if mixed else 4
-    tokens = rows * length
+    tokens = config.data.batch_size * length
     sizes = costs.target_sizes(target.model, target.config)
     target_element = bytes_per_parameter(config.target.dtype, architecture)
     stage = _stage(config, devices, gpus)

@@ -75,7 +75,7 @@ def test_no_store_and_an_unfinished_one_are_named(making):
 
     with pytest.raises(KeyboardInterrupt):
         making.writer().write(interrupted, 1)
-    with pytest.raises(UserError, match=r"is unfinished: run python -m specdraft\.data\.store again"):
+    with pytest.raises(UserError, match=r"is unfinished: run specdraft store again"):
         Store(making.path)
 
 

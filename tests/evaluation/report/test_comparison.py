@@ -1,4 +1,4 @@
-"""Drafters beside each other: names that tell them apart, evaluations that may be compared, and one page or PNGs."""
+"""Drafters beside each other: names that tell them apart, evaluations that may be compared, and one page."""
 
 import json
 
@@ -7,7 +7,6 @@ from omegaconf import OmegaConf
 
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
-from specdraft.evaluation.report.charts import write_png
 from specdraft.evaluation.report.comparison import ComparisonPage, gather, names
 from tests.evaluation.written import evaluation
 
@@ -26,6 +25,15 @@ def test_gathered_runs_keep_what_they_share_once():
     assert sorted(found) == [(name, t) for name in ("eagle3 a", "medusa b", "prompt_lookup") for t in (0.0, 1.0)]
     assert [model["drafter"] for model in gathered["cost_models"]] == ["eagle3 a"] * 2 + ["medusa b"] * 2
     assert [each["drafter"] for each in gathered["samples"]] == ["eagle3 a", "medusa b"]
+    assert gathered["settings"]["compared"] == ["/runs/b/drafter"]
+
+
+def test_a_label_keeps_what_it_says_of_drafting():
+    runs = [evaluation("eagle3", "a"), evaluation("eagle3", "b")]
+    for run in runs:
+        run["results"].append(run["results"][2] | {"label": "eagle3, sampled", "beside": True})
+    labels = [row["label"] for row in gather(runs)["results"]]
+    assert labels.count("eagle3 a, sampled") == labels.count("eagle3 b, sampled") == 1 and "eagle3" not in labels
 
 
 def test_other_prompts_are_no_comparison():
@@ -42,10 +50,3 @@ def test_a_multirun_ends_with_a_page(tmp_path):
     ComparisonPage().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
     assert "<h1>eagle3 a, medusa b for " in page and "<no>" not in page
-
-
-def test_charts_as_png(tmp_path):
-    pytest.importorskip("resvg_py")
-    paths = write_png(evaluation(), tmp_path)
-    assert len(paths) == 11 and all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    assert paths[0].name == "01-by-length-of-the-chain-one-request.png" and paths[0].stat().st_size > 5000

@@ -3,8 +3,10 @@
 import re
 import signal
 import time
+from contextlib import nullcontext
 
 import pytest
+from lightning import Callback
 
 from tests.training import faults_worker
 from tests.training.forked import Ranks
@@ -40,3 +42,22 @@ def test_a_signal_ends_ranks_that_are_stuck(tmp_path, number, twice):
     pattern = r"^interrupted: rank 1 was in all_reduce \(\S+:\d+\) during step 4, and is left there$"
     assert re.search(pattern, ranks.said(1), re.MULTILINE), ranks.said(1)
     assert "error" not in ranks.said(0) + ranks.said(1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_handlers_are_given_back(make_run, fails):
+    def handlers():
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    class Look(Callback):
+        def on_train_batch_end(self, *_):
+            seen.append(handlers())
+            if fails:
+                raise RuntimeError("out of luck")
+
+    before, seen = handlers(), []
+    trainer, module, data, *_, stop = make_run(max_steps=1, every=0, callbacks=[Look()])
+    with pytest.raises(RuntimeError, match="out of luck") if fails else nullcontext():
+        trainer.fit(module, data)
+    assert seen == [[stop._request] * 2] and handlers() == before
+    assert signal.set_wakeup_fd(-1) == -1

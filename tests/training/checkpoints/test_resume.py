@@ -22,7 +22,7 @@ def test_auto_takes_the_newest_run_that_has_a_checkpoint(tmp_path):
     notes: list[str] = []
     family = tmp_path / "family"
     assert find_resume("auto", family, notes.append) is None
-    assert "starting anew" in notes.pop()
+    assert "starting from scratch" in notes.pop()
     new, old = (make_run(family / name, 5, age=age) for age, name in enumerate(("new", "old")))
     (family / "empty" / "checkpoints").mkdir(parents=True)
     assert find_resume("auto", family, notes.append) == new / step_name(5)

@@ -1,4 +1,4 @@
-"""What a training shows: one run with all three loggers, the run that resumes it, a sweep, and the dashboard."""
+"""What a training shows: one run with all three loggers, the run that resumes it and a sweep."""
 
 import csv
 import json
@@ -17,8 +17,6 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
-from specdraft.commands.dashboard import build_workspace
-from specdraft.errors import UserError
 from specdraft.training.callbacks.checkpoint import RunCheckpoint
 from specdraft.training.planning.plan import find_architecture, make_plan
 from tests.commands import test_train as cli
@@ -289,18 +287,3 @@ def test_a_sweep_begins_a_run_for_each_job(train, arguments, tmp_path, monkeypat
         "error: a sweep (-m) trains on one device at a time, and trainer.devices=2 makes 2: set trainer.devices=1, or "
         "start the trainings one by one without -m"
     ]
-
-
-def test_the_dashboard_is_a_view_that_wandb_reads_back():
-    layout = OmegaConf.to_container(OmegaConf.load(cli.REPOSITORY / "conf" / "dashboard.yaml"))
-    workspace = build_workspace(layout, "team")
-    view = workspace._to_model()
-    again = type(workspace)._from_model(type(view).model_validate_json(view.model_dump_json(by_alias=True)))
-    assert [section.name for section in again.sections] == ["Acceptance", "Decoded samples", "Learning", "Machine"]
-    lines = [metric.name for metric in again.sections[0].panels[0].y]
-    assert lines == ["acceptance_length", "validation/teacher_forced_acceptance_length"]
-    assert again.sections[0].panels[1].metric_regex == "^conditional_acceptance_rate_[0-9]+$"
-    assert [panel.table_name for panel in again.sections[1].panels] == ["samples", "conditional_acceptance"]
-    broken = layout | {"sections": [{"name": "a", "columns": 1, "panels": [{"title": "b", "z": 1}]}]}
-    with pytest.raises(UserError, match=r"the panel .* is unknown: expected title and y, title and regex, or table"):
-        build_workspace(broken, "team")

@@ -1,0 +1,54 @@
+"""``specdraft COMMAND [OPTION...]``: finds the command; nothing is imported before it is known."""
+
+import runpy
+import sys
+from difflib import get_close_matches
+
+from specdraft import __version__
+
+# Command: (module of specdraft.commands, what it does)
+COMMANDS = {
+    "train": ("train", "train a drafter, measure it, export it"),
+    "evaluate": ("evaluate", "measure a trained drafter by really decoding with it"),
+    "export": ("export", "write a trained drafter as a serving engine loads it"),
+    "doctor": ("doctor", "find why a served drafter is hardly ever accepted"),
+    "regenerate": ("regenerate", "let the target answer the training prompts beforehand"),
+    "store": ("store", "compute hidden states once, for many trainings"),
+    "import": ("import_head", "turn a public EAGLE-3 head into a checkpoint"),
+    "dashboard": ("dashboard", "give a W&B project the view of the metrics of training"),
+}
+
+
+def main() -> None:
+    """Run the command that the first word names, with the words after it."""
+    command, *options = sys.argv[1:] or ["--help"]
+    if command in ("-h", "--help", "help"):
+        print(_help())
+        return
+    if command == "--version":
+        print(f"specdraft {__version__}")
+        return
+    if command not in COMMANDS:
+        near = get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+        print(f"error: unknown command {command!r}: {hint} specdraft --help lists them", file=sys.stderr)
+        sys.exit(2)
+    sys.argv[1:] = options
+    # As ``python -m`` runs it: whoever starts this program again, as Lightning does for the other ranks and
+    # multiprocessing for workers, goes by the name of the main module, and so starts the command.
+    runpy.run_module(f"specdraft.commands.{COMMANDS[command][0]}", run_name="__main__", alter_sys=True)
+
+
+def _help() -> str:
+    lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "specdraft: train draft models for speculative decoding.",
+            "",
+            "  specdraft COMMAND [OPTION...]",
+            "",
+            *lines,
+            "",
+            "specdraft COMMAND --help says more. A checkout has train.py, evaluate.py and export as well.",
+        ]
+    )

@@ -1,0 +1,32 @@
+"""``specdraft import``: an EAGLE-3 head as an engine loads it becomes a checkpoint of the target that is named."""
+
+import sys
+
+import pytest
+import torch
+
+from specdraft.commands.import_head import main
+from specdraft.drafters.checkpoint import about_target, check_target, load_drafter, save_drafter
+from specdraft.drafters.eagle import Eagle3
+from specdraft.export import export
+from specdraft.export.vllm import VLLM
+from specdraft.targets import Target
+
+
+def test_it_writes_a_checkpoint_of_this_target(tmp_path, monkeypatch, capsys):
+    target = Target.load("embedded://tiny", device="cpu")
+    head = Eagle3.for_target(target, torch.arange(0, target.vocab_size, 4), ttt_steps=1)
+    trained = save_drafter(head, tmp_path / "trained", target.identity, {"target": about_target(target)})
+    public = export(trained, VLLM(dtype="float32"), tmp_path / "public")
+    words = ["specdraft", str(public), "--target", "embedded://tiny", "--output", str(tmp_path / "head")]
+    monkeypatch.setattr(sys, "argv", words)
+    main()
+    assert capsys.readouterr().out == f"checkpoint: {tmp_path / 'head'}\n"
+    imported, config = load_drafter(tmp_path / "head")
+    state = imported.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in head.state_dict().items())
+    check_target(config, target)
+    assert config["extra"]["target"]["num_hidden_layers"] == target.num_layers
+    with pytest.raises(SystemExit) as status:
+        main()
+    assert status.value.code == 2 and "exists: expected a new directory" in capsys.readouterr().err

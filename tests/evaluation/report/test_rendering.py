@@ -1,0 +1,15 @@
+"""Templates: nothing is missing, nothing is left unescaped."""
+
+import pytest
+from jinja2 import UndefinedError
+
+from specdraft.evaluation.report.rendering import render
+
+
+def test_a_missing_value_is_an_error():
+    with pytest.raises(UndefinedError, match="'segments' is undefined"):
+        render("answer.html.jinja")
+
+
+def test_values_are_escaped():
+    assert "<i>&lt;b&gt;</i>" in render("answer.html.jinja", segments=[{"text": "<b>", "status": "own"}])
