@@ -25,8 +25,21 @@ os.environ |= {
 }
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.v1.sample import rejection_sampler
+
+
+def expand(x: torch.Tensor, ends: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+    """Each request's value for each of its draft tokens, as vLLM's ``expand_batch_to_tokens`` says."""
+    counts = ends.diff(prepend=ends.new_zeros(1)).long()
+    return torch.where(x == replace_from, torch.full_like(x, replace_to), x).repeat_interleave(counts)
+
+
+# On a CPU vLLM 0.32 converts the tensor to be filled to int64 and fills the copy: temperatures are then whatever lay in
+# memory, and what speculation emits above temperature 0 is not the target's distribution. GPUs run another kernel.
+rejection_sampler.expand_batch_to_tokens = expand
 
 METRIC = "vllm:spec_decode_num_"
 
