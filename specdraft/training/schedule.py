@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from specdraft.errors import UserError
+from specdraft.training.compilation import compile_operator
 
 SCHEDULES = ("cosine", "wsd", "linear", "constant")
 SHAPES = ("sqrt", "linear")
@@ -84,8 +85,9 @@ class OptimizerSettings:
                 raise UserError("model.optimizer.name is sgd: expected adamw with strategy.offload_optimizer=true")
             return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.beta1)
         if offloaded:
-            from deepspeed.ops.adam import DeepSpeedCPUAdam  # compiles itself at its first use
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+            compile_operator("CPUAdamBuilder")
             return DeepSpeedCPUAdam(groups, lr=self.learning_rate, betas=betas, adamw_mode=True)
         fused = self.fused and fusable and all(each.device.type in ("cpu", "cuda") for each in trainable)
         return _portable(torch.optim.AdamW(groups, lr=self.learning_rate, betas=betas, fused=fused or None), fused)

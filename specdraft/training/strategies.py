@@ -22,6 +22,7 @@ from specdraft.training.checkpoints.consolidated import (
     load_full_optimizer_state,
     load_full_state,
 )
+from specdraft.training.compilation import compile_operator
 from specdraft.training.devices import count_devices, uses_gpus, world_size
 
 # DeepSpeed's default buckets (200M elements) are larger than most drafters; these keep buffers in proportion.
@@ -39,6 +40,7 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         # DeepSpeed fails on a device without an index.
         self.parallel_devices = [torch.device("cpu", i) for i in range(len(self.parallel_devices or ()))]
+        compile_operator("ShareMemCommBuilder")
         DDPStrategy.setup_environment(self)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
