@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common import print_table, put_into_page, write_result
-from specdraft.data.sources.prompts import encode
+from specdraft.data.prompts import encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from common import median_ratio, print_table, write_result
-from specdraft.data.sources.prompts import check_lengths, encode, load_prompts
+from specdraft.data.prompts import check_lengths, encode, load_prompts
 from specdraft.decoding.decoder import Decoder, truncate
 from specdraft.drafters.checkpoint import check_target, load_drafter, read_config
 from specdraft.drafters.draft_model import DraftModel

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from common import print_table, write_result
-from specdraft.data.sources.prompts import encode
+from specdraft.data.prompts import encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree

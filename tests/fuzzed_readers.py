@@ -8,8 +8,8 @@ import torch
 from pyarrow import parquet
 from transformers import AutoConfig, LlamaConfig
 
+from specdraft.data.prompts import load_prompts
 from specdraft.data.sources.conversations import Conversations
-from specdraft.data.sources.prompts import load_prompts
 from specdraft.data.store import Store
 from specdraft.data.store.contents import INDEX
 from specdraft.drafters.base import Drafter

@@ -13,6 +13,7 @@ Accepted tokens beyond the requested length or the end of text still count, as s
 sums: they add over prompts and ranks, and are divided once, at the end. A rate without a denominator is NaN.
 """
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -101,3 +102,15 @@ class AcceptanceCounts:
             "conditional_acceptance_rate": self.conditional_acceptance_rate,
             "survival": self.survival,
         }
+
+
+def cost_ratio(draft_seconds: float, drafted: float, step_seconds: float) -> float:
+    """c: seconds of a drafted token over those of a target step; NaN where nothing was drafted or timed."""
+    return draft_seconds / drafted / step_seconds if drafted and step_seconds else math.nan
+
+
+def predicted_speedup(
+    acceptance_length: float, draft_seconds: float, verify_seconds: float, step_seconds: float
+) -> float:
+    """S = acceptance length / (v + K c), from the seconds of a round's drafting, its verification and a target step."""
+    return acceptance_length * step_seconds / (draft_seconds + verify_seconds)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specdraft.data.sources.prompts import Prompt
+from specdraft.data.prompts import Prompt
 from specdraft.doctor.checks import Finding, Level, LoadedDrafter, Serving, report
 from specdraft.doctor.files import check_files
 from specdraft.doctor.probes import check_predictions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdraft.data.packing import pack
-from specdraft.data.sources.prompts import Prompt, encode
+from specdraft.data.prompts import Prompt, encode
 from specdraft.data.tokenization.chat import Example
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts

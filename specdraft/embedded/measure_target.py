@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from specdraft.data.sources.prompts import STDLIB, encode, load_prompts
+from specdraft.data.prompts import STDLIB, encode, load_prompts
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.embedded.corpus import LENGTH, documents

@@ -1,6 +1,6 @@
 """Evaluation by real decoding: benchmark prompts, measured acceptance and speed, table and report."""
 
-from specdraft.data.sources.prompts import Prompt, load_prompts
+from specdraft.data.prompts import Prompt, load_prompts
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.evaluator import evaluate
 from specdraft.evaluation.report.html import write_report

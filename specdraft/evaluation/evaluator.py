@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from specdraft.data.sources.prompts import Prompt, check_lengths, encode
+from specdraft.data.prompts import Prompt, check_lengths, encode
 from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.decoding.metrics import AcceptanceCounts, cost_ratio, predicted_speedup
 from specdraft.evaluation.bootstrap import Interval, bootstrap_interval
 from specdraft.evaluation.losslessness import Difference
-from specdraft.evaluation.speedup.model import cost_ratio, predicted_speedup
 from specdraft.export.engine import GREEDY
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """The house rules that a machine can check: floors, circles, sizes, a test file for each module."""
 
-import pytest
-
 from tests.architecture.graph import (
     DOORS,
     FLOORS,
@@ -17,11 +15,21 @@ from tests.architecture.graph import (
     yaml_arrows,
 )
 
-moving = pytest.mark.xfail(reason="modules are being moved", strict=False)
-
-LONGEST_FILE, LONGEST_PACKAGE = 300, 16_000
+# The package may shrink to 16,000 lines, and not grow until then.
+LONGEST_FILE, LONGEST_PACKAGE = 300, 18_100
+_FAMILIES = "tests/export/test_families.py asks every engine for every family"
+_MODEL = "tests/evaluation/speedup/test_model.py: advice and step times are read with the model"
 # Modules without a test file of their own, and why.
-UNTESTED: dict[str, str] = {}
+UNTESTED = {
+    **dict.fromkeys(("draft_model", "eagle1", "medusa", "model_card", "engine", "layout"), _FAMILIES),
+    **dict.fromkeys(("tensorrt_llm", "transformers", "vllm"), _FAMILIES),
+}
+UNTESTED = {f"specdraft.export.{name}": reason for name, reason in UNTESTED.items()} | {
+    "specdraft.commands.export": "tests/export/test_export_command.py: beside the checkpoints that it exports",
+    "specdraft.evaluation.environment": "what it finds is this machine",
+    "specdraft.evaluation.evaluation": "tests/evaluation/test_evaluator.py: it holds what the evaluator gives",
+    **{f"specdraft.evaluation.speedup.{name}": _MODEL for name in ("advice", "measure", "step_times")},
+}
 
 
 def room_of(module: str) -> str:
@@ -53,7 +61,6 @@ def test_no_module_imports_itself_through_others():
     assert circles(import_graph()) == []
 
 
-@moving
 def test_no_package_imports_itself_through_others():
     assert {package: found for package, graph in rooms_graph().items() if (found := circles(graph))} == {}
 
@@ -100,13 +107,11 @@ def test_no_file_is_long():
     assert {str(path): length for path, length in lengths.items() if length > LONGEST_FILE} == {}
 
 
-@moving
 def test_the_package_is_small():
     total = sum(len(path.read_text("utf-8").splitlines()) for path in module_files().values())
     assert total <= LONGEST_PACKAGE
 
 
-@moving
 def test_every_module_has_a_test_file_of_its_name():
     missing = set()
     for module, path in module_files().items():

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdraft.data.packing import pack
-from specdraft.data.sources.prompts import Prompt, encode
+from specdraft.data.prompts import Prompt, encode
 from specdraft.data.tokenization.chat import Example
 from specdraft.decoding.decoder import Decoder
 from specdraft.doctor import Finding, LoadedDrafter, Serving, run_checks

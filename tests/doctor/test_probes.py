@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdraft.data.sources.prompts import Prompt
+from specdraft.data.prompts import Prompt
 from specdraft.decoding.decoder import Decoder
 from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
 from specdraft.doctor.probes import better

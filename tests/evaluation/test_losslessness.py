@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdraft.data.sources.prompts import encode
+from specdraft.data.prompts import encode
 from specdraft.decoding import rules
 from specdraft.decoding.decoder import Generation
 from specdraft.drafters.prompt_lookup import PromptLookup

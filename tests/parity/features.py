@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from specdraft.data.packing import pack
-from specdraft.data.sources.prompts import encode, load_prompts
+from specdraft.data.prompts import encode, load_prompts
 from specdraft.data.store.vllm import VLLM
 from specdraft.data.tokenization.chat import Example
 from specdraft.errors import exit_on_user_error

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from comparison import Run, decode, differences, rate_difference, table
 
-from specdraft.data.sources.prompts import encode, load_prompts
+from specdraft.data.prompts import encode, load_prompts
 from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling

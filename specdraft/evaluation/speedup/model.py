@@ -16,7 +16,6 @@ V(b, n) = seconds of the target's pass over n tokens of each of b requests, D(b,
 The prompt's pass, which drafting does not change, is left out. What is predicted is this loop on this machine.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from specdraft.decoding.metrics import predicted_speedup
 from specdraft.decoding.shapes import Shape, StaticTree
 from specdraft.errors import UserError
 from specdraft.evaluation.speedup.step_times import Cell, StepTime
@@ -103,18 +103,6 @@ class CostModel:
             "loses_from_batch_size": self.loses_from(),
             "predictions": [asdict(each) for each in self.predictions],
         }
-
-
-def cost_ratio(draft_seconds: float, drafted: float, step_seconds: float) -> float:
-    """c: seconds of a drafted token over those of a target step; NaN where nothing was drafted or timed."""
-    return draft_seconds / drafted / step_seconds if drafted and step_seconds else math.nan
-
-
-def predicted_speedup(
-    acceptance_length: float, draft_seconds: float, verify_seconds: float, step_seconds: float
-) -> float:
-    """S of the module's docstring, from the seconds of a round's drafting and verification and of a target step."""
-    return acceptance_length * step_seconds / (draft_seconds + verify_seconds)
 
 
 def chain_acceptance_length(rates: Sequence[float]) -> float:

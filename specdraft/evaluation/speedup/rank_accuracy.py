@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specdraft.data.sources.prompts import encode
+from specdraft.data.prompts import encode
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling

@@ -19,13 +19,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from specdraft.data.datamodule import DataModule
 from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.decoding.metrics import AcceptanceCounts, cost_ratio, predicted_speedup
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import read_config, save_drafter
 from specdraft.errors import UserError
-from specdraft.evaluation.speedup.model import cost_ratio, predicted_speedup
 from specdraft.text import fingerprint
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.stop_signal import StopSignal

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from specdraft.data.prompts import STDLIB_LIMIT, benchmark_questions
 from specdraft.data.sources.base import Conversation
 from specdraft.data.sources.decontamination import Benchmark
-from specdraft.data.sources.prompts import STDLIB_LIMIT, benchmark_questions
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 

@@ -43,7 +43,7 @@ def test_help(run, capsys):
     with pytest.raises(SystemExit) as status:
         run("--help")
     assert not status.value.code
-    assert "python export checkpoint=" in capsys.readouterr().out
+    assert "specdraft export checkpoint=" in capsys.readouterr().out
 
 
 def test_bad_input(run, make_checkpoint, tmp_path, capsys):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from specdraft.data.prompts import Prompt, check_lengths, encode, load_prompts
 from specdraft.data.sources import stdlib
-from specdraft.data.sources.prompts import Prompt, check_lengths, encode, load_prompts
 from specdraft.errors import UserError
 
 
