@@ -6,6 +6,8 @@ truth is the acceptance length over very many such prompts. Compared are the int
 ``specdraft.evaluation.bootstrap`` and the percentiles of resampled values. Writes a dated JSON.
 """
 
+import specdraft.threads  # noqa: F401  # first of all
+
 import argparse
 from dataclasses import dataclass
 
