@@ -24,6 +24,7 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
 }
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from vllm import LLM, SamplingParams
