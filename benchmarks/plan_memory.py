@@ -39,7 +39,7 @@ ROWS = {"cpu": (2, 64), "cuda": (4, 2048)}
 FAMILIES = {
     "eagle3": ["model.draft_vocab_size=8192", "model.drafter.ttt_steps=3"],
     "medusa": ["model.drafter.num_heads=3"],
-    "draft": ["model.drafter.copy_layers=3"],
+    "draft": ["model.drafter.start=layers", "model.drafter.checkpoint=null", "model.drafter.copy_layers=3"],
 }
 
 
