@@ -26,17 +26,13 @@ class _BufferedLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        requests, heads = key_states.shape[:2]
-        # Zeros, because a request that is shorter than its neighbors is read beyond its end: masked, but not if NaN.
-        self.keys = key_states.new_zeros((requests, heads, self.capacity, key_states.shape[3]))
-        self.values = value_states.new_zeros((requests, heads, self.capacity, value_states.shape[3]))
-        self.lengths = [0] * requests
+        self.keys, self.values, self.lengths = key_states, value_states, [0] * len(key_states)
+        self.reserve(self.capacity)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
         added, longest = key_states.shape[-2], max(self.lengths)
         end = longest + added
         if end > self.capacity:
@@ -55,6 +51,7 @@ class _BufferedLayer(DynamicLayer):
         """Make room for ``capacity`` positions."""
         used = max(self.lengths)
         for name, buffer in (("keys", self.keys), ("values", self.values)):
+            # Zeros, because a request that is shorter than its neighbors is read beyond its end: masked, but not NaN.
             grown = buffer.new_zeros((*buffer.shape[:2], capacity, buffer.shape[3]))
             grown[:, :, :used] = buffer[:, :, :used]
             setattr(self, name, grown)
@@ -91,13 +88,12 @@ class RewindableCache(Cache):
 
     def crop(self, length: int) -> None:
         """Keep the first ``length`` tokens of a cache of one request."""
-        self.keep(0, length, ())
+        if length != self.length:
+            self.keep(0, length, ())
 
     def keep(self, request: int, length: int, path: Sequence[int]) -> None:
-        """Keep of a request its first ``length`` tokens and of those after them the ascending offsets ``path``.
-
-        That is what verifying a tree leaves: the accepted nodes move up to where the text goes on.
-        """
+        """Keep of a request its first ``length`` tokens and of those after them the ascending offsets ``path``: the
+        accepted nodes of a tree move up to where the text goes on."""
         chosen = None
         if list(path) != list(range(len(path))):  # a chain's nodes already lie where they belong
             chosen = torch.tensor(path, device=self.layers[0].keys.device) + length
@@ -105,24 +101,19 @@ class RewindableCache(Cache):
             assert length + len(path) <= layer.lengths[request]
             if chosen is not None:
                 for buffer in (layer.keys, layer.values):
-                    assert buffer is not None
                     buffer[request, :, length : length + len(path)] = buffer[request].index_select(1, chosen)
             layer.lengths[request] = length + len(path)
 
     def join(self, other: "RewindableCache") -> None:
         """Append the requests of ``other`` after those held; buffers grow to the larger capacity of the two."""
+        if not self.lengths:
+            self.layers = other.layers
+            return
         for layer, added in zip(self.layers, other.layers, strict=True):
-            if not layer.is_initialized:
-                assert added.keys is not None and added.values is not None
-                layer.keys, layer.values, layer.lengths = added.keys, added.values, list(added.lengths)
-                layer.capacity, layer.is_initialized = added.capacity, True
-                layer.dtype, layer.device = added.dtype, added.device
-                continue
             capacity = max(layer.capacity, added.capacity)
             for each in (layer, added):
                 if each.capacity < capacity:
                     each.reserve(capacity)
-            assert layer.keys is not None and layer.values is not None
             layer.keys = torch.cat([layer.keys, added.keys])
             layer.values = torch.cat([layer.values, added.values])
             layer.lengths = layer.lengths + added.lengths
@@ -130,10 +121,9 @@ class RewindableCache(Cache):
     def drop(self, request: int) -> None:
         """Forget a request; those after it move up."""
         for layer in self.layers:
-            assert layer.keys is not None and layer.values is not None
-            layer.keys = torch.cat([layer.keys[:request], layer.keys[request + 1 :]])
-            layer.values = torch.cat([layer.values[:request], layer.values[request + 1 :]])
             del layer.lengths[request]
+            others = [index for index in range(len(layer.lengths) + 1) if index != request]
+            layer.keys, layer.values = layer.keys[others], layer.values[others]
 
 
 class _LayerSideBySide(DynamicLayer):
@@ -150,22 +140,19 @@ class _LayerSideBySide(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         added = zip(self.requests, key_states.split(1), value_states.split(1), strict=True)
         held = [request.update(key, value) for request, key, value in added]  # [1, heads, length, d] each
-        keys, values = (
+        padded = (
             pad_sequence([part[0].transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2)
             for parts in zip(*held, strict=True)
         )
-        return keys, values
+        return next(padded), next(padded)
 
     def get_seq_length(self) -> int:
         return max(self.lengths)
 
 
 class CachesSideBySide(Cache):
-    """Caches of one request each, read in one pass: every pass copies what they hold into one padded batch.
-
-    Each goes on as a cache of its own. For models whose caches are small (a draft's), in batches that change from pass
-    to pass.
-    """
+    """Caches of one request each, read in one pass: every pass copies what they hold into one padded batch. For models
+    whose caches are small (a draft's), in batches that change from pass to pass."""
 
     layers: list[_LayerSideBySide]
 

@@ -105,12 +105,8 @@ class Decoder:
         rule: rules.Rule = rules.rejection_sampling,
         trace: bool = False,
     ) -> None:
-        """``shape`` is that of every draft, a number a chain of as many tokens; ``rule`` verifies above temperature 0.
-
-        trace: whether every generation records its rounds, for someone to look at.
-
-        Raises UserError for a drafter that is to draft fewer than 1 token.
-        """
+        """``shape`` is that of every draft, a number a chain of as many tokens; ``rule`` verifies above temperature 0;
+        ``trace``: every generation records its rounds. Raises UserError for a draft of fewer than 1 token."""
         self.target, self.drafter, self.rule = target, drafter, rule
         self.shape = as_shape(shape) if drafter is not None else None
         self.sampling = sampling or Sampling()
@@ -124,20 +120,16 @@ class Decoder:
         return 0 if self.shape is None else self.shape.depth
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, seed: int = 0) -> Generation:
-        """Decode one prompt until the end of text, ``max_new_tokens``, or the end of the target's context.
-
-        Raises UserError for an empty prompt and for one that leaves no room in the context.
-        """
+        """Decode one prompt until the end of text, ``max_new_tokens``, or the end of the target's context. Raises
+        UserError for an empty prompt and for one that leaves no room in the context."""
         return next(self.stream([prompt_ids], max_new_tokens, [seed]))[1]
 
     def generate_batch(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int, seeds: Sequence[int] | None = None
     ) -> list[Generation]:
-        """Decode prompts, up to ``batch_size`` side by side; the results are in the order of the prompts.
-
-        Each comes out as if decoded alone: the same tokens at temperature 0 (up to the rounding of a batched pass), the
-        same draws from its own seed above (default: its number). Raises UserError as ``generate`` does.
-        """
+        """Decode prompts, up to ``batch_size`` side by side, each as if decoded alone: the same tokens at temperature 0
+        (up to the rounding of a batched pass), the same draws from its own seed above (default: its number). The
+        results are in the order of the prompts. Raises UserError as ``generate`` does."""
         results = dict(self.stream(prompts, max_new_tokens, seeds, batch_size))
         return [results[number] for number in range(len(prompts))]
 
@@ -153,7 +145,10 @@ class Decoder:
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}: expected at least 1 prompt to be decoded at a time")
         for prompt in prompts:
-            self._check(prompt, max_new_tokens)
+            if not prompt or self.target.max_length - len(prompt) < 1 or max_new_tokens < 1:
+                given = f"the prompt has {len(prompt)} tokens and {max_new_tokens} are to be generated"
+                room = f"room for an answer in the target's context of {self.target.max_length} tokens"
+                raise UserError(f"{given}: expected at least 1 of each, and {room}")
         seeds = range(len(prompts)) if seeds is None else seeds
         waiting = iter(range(len(prompts)))
         active: list[_Request] = []
@@ -164,10 +159,7 @@ class Decoder:
                 if self._finished(request):
                     yield number, self._end(request)
                     continue
-                if active:
-                    cache.join(own)
-                else:
-                    cache = own
+                cache.join(own)
                 active.append(request)
             if not active:
                 return
@@ -175,16 +167,8 @@ class Decoder:
             for index in reversed(range(len(active))):
                 if self._finished(active[index]):
                     request = active.pop(index)
-                    if active:
-                        cache.drop(index)
+                    cache.drop(index)
                     yield request.number, self._end(request)
-
-    def _check(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
-        if not prompt_ids or self.target.max_length - len(prompt_ids) < 1 or max_new_tokens < 1:
-            raise UserError(
-                f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} are to be generated: expected at least "
-                f"1 of each, and room for an answer in the target's context of {self.target.max_length} tokens"
-            )
 
     def _begin(
         self, number: int, prompt_ids: Sequence[int], max_new_tokens: int, seed: int
@@ -199,10 +183,8 @@ class Decoder:
         layers = drafter.layers if drafter is not None else ()
         features = target.step(torch.tensor([prompt_ids], device=device), cache, layers)
         logits = target.logits(features.last[:, -1])
-        if self.sampling.greedy:
-            first = int(logits.argmax(-1))
-        else:
-            first = int(sample(self.sampling.probabilities(logits), generator))
+        greedy = self.sampling.greedy
+        first = int(logits.argmax(-1) if greedy else sample(self.sampling.probabilities(logits), generator))
         request = _Request(number, len(prompt_ids), limit, generator, Generation([first]))
         if self.trace:
             request.result.trace = Trace(list(prompt_ids), first)
@@ -222,16 +204,12 @@ class Decoder:
 
     def _draft(self, active: list[_Request]) -> None:
         """Give every request its draft, which may not run past the context: the target has nothing to say there."""
-        drafting: list[_Request] = []
-        shapes: list[Shape] = []
         for request in active:
             request.tree = DraftTree.empty(self.target.device)
-            room = self.target.max_length - request.held - 1
-            if self.shape is not None and room >= 1:
-                drafting.append(request)
-                shapes.append(self.shape.truncate(room))
-        if self.drafter is None or not drafting:
+        drafting = [request for request in active if self.target.max_length - request.held > 1]
+        if self.drafter is None or self.shape is None or not drafting:
             return
+        shapes = [self.shape.truncate(self.target.max_length - request.held - 1) for request in drafting]
         states, generators = [each.state for each in drafting], [each.generator for each in drafting]
         with _timed(active, "draft_seconds"):
             drafts = self.drafter.draft_batch(states, shapes, self.sampling, generators)
@@ -289,7 +267,5 @@ class Decoder:
 def truncate(tokens: Sequence[int], limit: int, eos_token_ids: frozenset[int]) -> list[int]:
     """The tokens up to ``limit`` and to the first end of text, which stays: how every decoder's output is counted."""
     kept = list(tokens[:limit])
-    for index, token in enumerate(kept):
-        if token in eos_token_ids:
-            return kept[: index + 1]
-    return kept
+    end = next((place for place, token in enumerate(kept, start=1) if token in eos_token_ids), limit)
+    return kept[:end]

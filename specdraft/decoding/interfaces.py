@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdraft.decoding.cache import RewindableCache
-from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.sampling import Generators, Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 
@@ -53,9 +53,5 @@ class Drafter(Protocol):
     def advance(self, state: Any, tokens: Tensor, features: Any) -> None: ...
     def advance_batch(self, states: Sequence[Any], tokens: Sequence[Tensor], features: Sequence[Any]) -> None: ...
     def draft_batch(
-        self,
-        states: Sequence[Any],
-        shapes: Sequence[Shape],
-        sampling: Sampling,
-        generators: Sequence[torch.Generator | None],
+        self, states: Sequence[Any], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
     ) -> list[DraftTree]: ...

@@ -14,6 +14,7 @@ sums: they add over prompts and ranks, and are divided once, at the end. A rate 
 """
 
 import math
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -21,7 +22,7 @@ from specdraft.decoding.decoder import Generation
 
 
 def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else float("nan")
+    return numerator / denominator if denominator else math.nan
 
 
 def acceptance_length(accepted: int, rounds: int) -> float:
@@ -90,18 +91,9 @@ class AcceptanceCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """The sums and the rates, under the names used everywhere."""
-        return {
-            "num_draft_tokens": self.num_draft_tokens,
-            "rounds": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "drafted_per_position": list(self.drafted_per_position),
-            "accepted_per_position": list(self.accepted_per_position),
-            "acceptance_length": self.acceptance_length,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "conditional_acceptance_rate": self.conditional_acceptance_rate,
-            "survival": self.survival,
-        }
+        counts = ("num_draft_tokens", "rounds", "drafted", "accepted", "drafted_per_position", "accepted_per_position")
+        rates = ("acceptance_length", "draft_acceptance_rate", "conditional_acceptance_rate", "survival")
+        return {name: copy(getattr(self, name)) for name in counts + rates}
 
 
 def cost_ratio(draft_seconds: float, drafted: float, step_seconds: float) -> float:
@@ -109,8 +101,6 @@ def cost_ratio(draft_seconds: float, drafted: float, step_seconds: float) -> flo
     return draft_seconds / drafted / step_seconds if drafted and step_seconds else math.nan
 
 
-def predicted_speedup(
-    acceptance_length: float, draft_seconds: float, verify_seconds: float, step_seconds: float
-) -> float:
-    """S = acceptance length / (v + K c), from the seconds of a round's drafting, its verification and a target step."""
-    return acceptance_length * step_seconds / (draft_seconds + verify_seconds)
+def predicted_speedup(tau: float, draft_seconds: float, verify_seconds: float, step_seconds: float) -> float:
+    """S = tau / (v + K c), from the seconds of a round's drafting, its verification and a target step."""
+    return tau * step_seconds / (draft_seconds + verify_seconds)

@@ -14,11 +14,9 @@ from specdraft.decoding.tree import DraftTree
 
 
 class Reading(NamedTuple):
-    """What a request reads after the ``held`` tokens of its cache: tokens and positions ``[m]``.
-
-    seen: bool ``[m, D]``, which of the last D keys, its own tokens' at the end, each token sees, with all before them;
-    None where each token follows the one before.
-    """
+    """What a request reads after the ``held`` tokens of its cache: tokens and positions ``[m]``. seen: bool ``[m, D]``,
+    which of the last D keys, its own tokens' at the end, each token sees, with all before them; None where each token
+    follows the one before."""
 
     tokens: Tensor
     positions: Tensor
@@ -40,16 +38,9 @@ class Reading(NamedTuple):
         return cls(tokens, positions, seen, held)
 
 
-class PaddedPass(NamedTuple):
-    """ids, positions: ``[B, n]``. visible: bool ``[B, n, S]``, the keys that each token sees."""
-
-    ids: Tensor
-    positions: Tensor
-    visible: Tensor
-
-
-def pad_pass(readings: Sequence[Reading]) -> PaddedPass:
-    """All of them in one pass. Padding comes last and sees the first key: a token that sees none would be NaN."""
+def pad_pass(readings: Sequence[Reading]) -> tuple[Tensor, Tensor, Tensor]:
+    """All of them in one pass: ids and positions ``[B, n]``, and bool ``[B, n, S]`` which keys each token sees. Padding
+    comes last and sees the first key: a token that sees none would be NaN."""
     ids = pad_sequence([reading.tokens for reading in readings], batch_first=True)
     positions = pad_sequence([reading.positions for reading in readings], batch_first=True)
     keys = max(reading.held for reading in readings) + ids.shape[1]
@@ -62,4 +53,4 @@ def pad_pass(readings: Sequence[Reading]) -> PaddedPass:
         before = end - seen.shape[1]
         request[:size, :before] = True
         request[:size, before:end] = seen
-    return PaddedPass(ids, positions.to(ids.device), visible.to(ids.device))
+    return ids, positions.to(ids.device), visible.to(ids.device)

@@ -50,19 +50,16 @@ def describe(rule: Rule) -> str:
 
 def greedy(tree: DraftTree, best: Tensor) -> Verdict:
     """Follow the target's own choices ``best [N + 1]`` (argmax ids) down the tree as far as they were drafted.
-
-    Comparing token ids, never probabilities, is what makes temperature 0 identical to plain greedy decoding.
-    """
+    Comparing token ids, never probabilities, is what makes temperature 0 identical to plain greedy decoding."""
     choices, drafted = best.tolist(), tree.tokens.tolist()
     path: list[int] = []
     here = ROOT
     while True:
-        below = (child for child in tree.children.get(here, ()) if drafted[child] == choices[here + 1])
-        child = next(below, None)
-        if child is None:
+        below = [child for child in tree.children.get(here, ()) if drafted[child] == choices[here + 1]]
+        if not below:
             return Verdict(tuple(path), choices[here + 1])
-        path.append(child)
-        here = child
+        here = below[0]
+        path.append(here)
 
 
 def rejection_sampling(tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
@@ -88,10 +85,8 @@ class LossyRule(ABC):
         distribution ``[V]`` that replaces a rejected one. q, p: ``[V]``."""
 
     def divergence(self, tree: DraftTree, p: Tensor) -> float:
-        """Total variation between the target's distribution and that of the round's first token, exact for a chain.
-
-        Raises ValueError for a tree with branches.
-        """
+        """Total variation between the target's distribution and that of the round's first token, exact for a chain;
+        raises ValueError for a tree with branches."""
         if not tree.is_chain:
             raise ValueError("the divergence of a lossy rule is known in closed form for chains only")
         if len(tree) == 0:
@@ -114,12 +109,11 @@ class Ears(LossyRule):
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
-        """Raises UserError for a negative tolerance."""
         if not self.tolerance >= 0:
             raise UserError(f"the EARS rule's tolerance is {self.tolerance}: expected 0 (exact) or a positive number")
 
     def __call__(self, tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
-        """Verify ``tree`` against ``p [N + 1, V]``."""
+        """See ``LossyRule``."""
         return _walk(tree, p, generator, self.tolerance)
 
     def first_token(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,14 +136,12 @@ class Typical(LossyRule):
     delta: float = 0.3
 
     def __post_init__(self) -> None:
-        """Raises UserError for thresholds outside 0..1."""
         if not (0 <= self.epsilon <= 1 and 0 <= self.delta <= 1):
-            raise UserError(
-                f"typical acceptance has epsilon {self.epsilon} and delta {self.delta}: expected both within 0 to 1"
-            )
+            given = f"epsilon {self.epsilon} and delta {self.delta}"
+            raise UserError(f"typical acceptance has {given}: expected both within 0 to 1")
 
     def __call__(self, tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
-        """Verify ``tree`` against ``p [N + 1, V]``."""
+        """See ``LossyRule``."""
         threshold = self._threshold(p)
         parents = tree.parents.to(p.device) + 1
         typical = (p[parents, tree.tokens] > threshold[parents]).tolist()

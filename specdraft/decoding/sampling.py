@@ -1,11 +1,15 @@
 """Sampling settings, and the distribution that they make of logits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdraft.errors import UserError
+
+Generators = Sequence[torch.Generator | None]
+"""One for each of several requests."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,9 @@ class Sampling:
         return self.temperature == 0
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The distribution that is sampled: fp32 ``[..., V]`` from logits ``[..., V]``, zeros outside top-k and top-p.
-
-        Drafts and verification both call this, so that q is what was really sampled and p what the target would
-        have sampled (facts of Leviathan et al., 2211.17192, section 2.2). Greedy gives the one-hot of the argmax.
-        """
+        """The distribution that is sampled: fp32 ``[..., V]`` from logits ``[..., V]``, zeros outside top-k and top-p;
+        greedy, the one-hot of the argmax. Drafts and verification both call this, so that q is what was really sampled
+        and p what the target would have sampled (Leviathan et al., 2211.17192, section 2.2)."""
         if self.greedy:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
         scaled = logits.float() / self.temperature

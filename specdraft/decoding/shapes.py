@@ -27,16 +27,14 @@ class StaticTree:
     sampled: bool = True
 
     def __post_init__(self) -> None:
-        """Raises UserError for a set of paths that is no tree."""
         paths = sorted({tuple(int(rank) for rank in path) for path in self.paths}, key=lambda path: (len(path), path))
         known = {(), *paths}
         for path in paths:
             whole = path and min(path) >= 0 and path[:-1] in known
             if not whole or (path[-1] > 0 and (*path[:-1], path[-1] - 1) not in known):
-                raise UserError(
-                    f"the draft tree has a node {list(path)} without its parent or its better sibling: expected paths "
-                    "of ranks from 0, each with all its prefixes and all smaller last ranks, as [[0], [1], [0, 0]]"
-                )
+                wanted = "paths of ranks from 0, with all prefixes and smaller last ranks, as [[0], [1], [0, 0]]"
+                found = f"a node {list(path)} without its parent or its better sibling"
+                raise UserError(f"the draft tree has {found}: expected {wanted}")
         if not paths:
             raise UserError("the draft tree has no nodes: expected at least one path, as [[0]]")
         object.__setattr__(self, "paths", tuple(paths))
@@ -44,10 +42,9 @@ class StaticTree:
     @classmethod
     def chain(cls, num_tokens: int, sampled: bool = True) -> "StaticTree":
         """A chain of ``num_tokens`` tokens. Raises UserError below 1."""
-        if isinstance(num_tokens, bool) or not isinstance(num_tokens, int) or num_tokens < 1:
-            raise UserError(
-                f"num_draft_tokens is {num_tokens}: expected at least 1; to decode plainly, leave the drafter out"
-            )
+        if type(num_tokens) is not int or num_tokens < 1:
+            mend = "to decode plainly, leave the drafter out"
+            raise UserError(f"num_draft_tokens is {num_tokens}: expected at least 1; {mend}")
         return cls(tuple((0,) * depth for depth in range(1, num_tokens + 1)), sampled)
 
     @property
@@ -74,9 +71,7 @@ class StaticTree:
     @cached_property
     def branching(self) -> list[list[int]]:
         """Per level, the number of children of every node of the level above, in order (level 0 is the root alone)."""
-        levels: list[list[Path]] = [[()]]
-        for depth in range(1, self.depth + 1):
-            levels.append([path for path in self.paths if len(path) == depth])
+        levels = [[path for path in ((), *self.paths) if len(path) == depth] for depth in range(self.depth + 1)]
         return [[sum(child[:-1] == node for child in below) for node in level] for level, below in pairwise(levels)]
 
     def __str__(self) -> str:
@@ -97,10 +92,9 @@ class DynamicTree:
     num_nodes: int = 32
 
     def __post_init__(self) -> None:
-        """Raises UserError for a number below 1."""
         for name in ("depth", "top_k", "num_nodes"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise UserError(f"the dynamic tree's {name} is {value}: expected a whole number of at least 1")
 
     def truncate(self, depth: int) -> "DynamicTree":
@@ -146,8 +140,6 @@ def tree_from_accuracies(accuracies: Sequence[Sequence[float]], num_nodes: int) 
             above[(*path, 0)] = joint(path)
         del above[path]
     if not chosen:
-        raise UserError(
-            f"the draft tree is to have {num_nodes} nodes from {len(accuracies[0])} accuracies of the first level: "
-            "expected at least one of each"
-        )
+        given = f"{num_nodes} nodes from {len(accuracies[0])} accuracies of the first level"
+        raise UserError(f"the draft tree is to have {given}: expected at least one of each")
     return StaticTree(tuple(chosen))

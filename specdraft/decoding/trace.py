@@ -16,11 +16,8 @@ _WINDOW, _CONTEXT = 64, 8  # tokens that are decoded at a time, and those that d
 
 @dataclass(frozen=True)
 class Round:
-    """One verified draft. drafted: the accepted tokens, and after them those that the draft would have gone on with.
-
-    Of a chain that is the whole draft. Of a tree it is one path: the accepted one, continued by first children.
-    accepted: how many of them the target took. next_token: the target's own, a correction or a bonus.
-    """
+    """One verified draft. drafted: of a chain all of it; of a tree the accepted path, continued by first children.
+    accepted: how many of them the target took. next_token: the target's own, a correction or a bonus."""
 
     drafted: list[int]
     accepted: int
@@ -37,10 +34,8 @@ class Round:
 
 @dataclass
 class Trace:
-    """A request. prompt: its token ids; first_token: what the prompt's pass emitted, which nobody drafted.
-
-    Rounds are whole: the last may run past the end of text or the token limit, where ``Generation.tokens`` ends.
-    """
+    """A request. prompt: its token ids; first_token: what the prompt's pass emitted, which nobody drafted. Rounds are
+    whole: the last may run past the end of text or the token limit, where ``Generation.tokens`` ends."""
 
     prompt: list[int]
     first_token: int
@@ -65,9 +60,7 @@ class Segment:
 
 def segments(trace: Trace, length: int, tokenizer: Any) -> list[Segment]:
     """The first ``length`` emitted tokens of a trace as text, each round's rejected tokens before the target's own.
-
-    Without a tokenizer tokens are shown as numbers.
-    """
+    Without a tokenizer tokens are shown as numbers."""
     text = _TextStream(tokenizer)
     found = [Segment(text.add([trace.first_token]), OWN)]
     left = length - 1

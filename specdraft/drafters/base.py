@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.sampling import Generators, Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.targets import Features, Target
@@ -42,7 +42,6 @@ class Drafter(nn.Module, ABC):
     """Whether training reads every last hidden state, not only those before a token to be learned."""
 
     target: Target | None = None
-
     _arguments: dict[str, Any]
 
     def bind(self, target: Target) -> None:
@@ -58,29 +57,20 @@ class Drafter(nn.Module, ABC):
         return features
 
     def count_supervised(self, batch: Batch) -> Tensor | None:
-        """How many positions of a batch each of the S means of the loss is over, ``[S]``; None for another kind of
-        loss.
-
-        With it the loss of a step is the mean over the positions of all ranks and accumulated batches, whatever their
-        number; without, each batch counts alike.
-        """
+        """How many positions of a batch each of the S means of the loss is over, ``[S]``: a step's loss is then the
+        mean over those of all ranks and accumulated batches. None: another kind of loss, where batches count alike."""
         return None
 
     def training_loss(
         self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
     ) -> TrainingLoss:
-        """The loss of a packed batch. Training-free drafters have none.
-
-        ``totals``: what the S sums over positions are divided by, given to drafters that count theirs; None: the
-        positions of this batch.
-        """
+        """The loss of a packed batch. Training-free drafters have none. ``totals``: what the S sums over positions are
+        divided by, given to drafters that count theirs; None: the positions of this batch."""
         raise TypeError(f"{type(self).__name__} has nothing to train")
 
     def training_flops(self, row_length: int) -> tuple[float, float]:
-        """FLOPs per token of a training step, (forward, backward), if every position is supervised.
-
-        An estimate from the trained matrices, each used once; drafters that unroll or attend say more.
-        """
+        """FLOPs per token of a training step, (forward, backward), if every position is supervised: an estimate from
+        the trained matrices, each used once. Drafters that unroll or attend say more."""
         matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim == 2)
         return 2.0 * matrices, 4.0 * matrices
 
@@ -91,8 +81,7 @@ class Drafter(nn.Module, ABC):
         return float(2 * inputs * tokens * element)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Drafter":
-        """What ``to``, ``bfloat16`` and the like come to."""
-        with keeping_buffers(self):
+        with keeping_buffers(self):  # in ``to``, ``bfloat16`` and the like
             return super()._apply(fn, recurse)
 
     @abstractmethod
@@ -102,40 +91,26 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def advance(self, state: Any, tokens: Tensor, features: Features) -> None:
         """Take in n emitted tokens ``[n]``; ``features [1, n, ...]`` at j are of the position *before* ``tokens[j]``.
-
-        The first call brings the prompt from its second token on, and the first token that the target emitted.
-        """
+        The first call brings the prompt from its second token on, and the first token that the target emitted."""
 
     @abstractmethod
     def draft(self, state: Any, shape: Shape, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
         """Propose what follows the last emitted token, in this ``shape`` or a part of it; ``state`` stays as it was.
-
-        ``sampling`` shapes the q of sampled drafts; ``draft_tree_builder.grow`` makes any shape.
-        """
+        ``sampling`` shapes the q of sampled drafts; ``draft_tree_builder.grow`` makes any shape."""
 
     def advance_batch(self, states: Sequence[Any], tokens: Sequence[Tensor], features: Sequence[Features]) -> None:
-        """``advance`` for requests that are decoded side by side, whose numbers of tokens differ.
-
-        One after the other, unless a drafter knows how to read them together.
-        """
+        """``advance`` for requests that are decoded side by side, whose numbers of tokens differ; one after the other,
+        unless a drafter knows how to read them together."""
         for each in zip(states, tokens, features, strict=True):
             self.advance(*each)
 
     def draft_batch(
-        self,
-        states: Sequence[Any],
-        shapes: Sequence[Shape],
-        sampling: Sampling,
-        generators: Sequence[torch.Generator | None],
+        self, states: Sequence[Any], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
     ) -> list[DraftTree]:
-        """``draft`` for requests that are decoded side by side; each draws from its own generator.
-
-        One after the other, unless a drafter knows how to draft them together (``draft_tree_builder.grow_batch``).
-        """
-        return [
-            self.draft(state, shape, sampling, generator)
-            for state, shape, generator in zip(states, shapes, generators, strict=True)
-        ]
+        """``draft`` for requests that are decoded side by side, each from its own generator; one after the other,
+        unless a drafter knows how to draft them together (``draft_tree_builder.grow_batch``)."""
+        requests = zip(states, shapes, generators, strict=True)
+        return [self.draft(state, shape, sampling, generator) for state, shape, generator in requests]
 
     def served(self) -> "Drafter":
         """The drafter as it is decoded with, saved and exported: itself, unless training needs parts beside it."""
@@ -155,19 +130,13 @@ class BatchDrafter(Drafter):
 
     @abstractmethod
     def draft_batch(
-        self,
-        states: Sequence[Any],
-        shapes: Sequence[Shape],
-        sampling: Sampling,
-        generators: Sequence[torch.Generator | None],
+        self, states: Sequence[Any], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
     ) -> list[DraftTree]:
         """See ``Drafter``."""
 
 
 def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor that begins with ``constructor_arguments(locals())``, as JSON has them.
-
-    Those that it hands on as ``**shared`` are left out: the constructor that takes them notes them.
-    """
+    """The arguments of a constructor that begins with ``constructor_arguments(locals())``, as JSON has them. Those that
+    it hands on as ``**shared`` are left out: the constructor that takes them notes them."""
     own = {name: value for name, value in variables.items() if name not in ("self", "__class__", "shared")}
     return json.loads(json.dumps(own, default=lambda value: dict(value) if isinstance(value, Mapping) else list(value)))

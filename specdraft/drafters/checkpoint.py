@@ -6,6 +6,7 @@ it was trained, so that ``evaluate.py checkpoint=PATH`` needs nothing else.
 
 import importlib
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,8 @@ def find(path: str | Path) -> Path:
             return candidate
     run = next((each for each in Path(path).parents[:2] if (each / "drafter" / CONFIG).is_file()), None)
     inside = f"; {run} is one" if run is not None and Path(path).exists() else ""  # RUN/checkpoints/best.ckpt
-    raise UserError(
-        f"there is no drafter checkpoint at {path}: expected a directory with {CONFIG} and {WEIGHTS}, "
-        f"or a run directory that holds one as drafter/{inside}"
-    )
+    wanted = f"a directory with {CONFIG} and {WEIGHTS}, or a run directory that holds one as drafter/{inside}"
+    raise UserError(f"there is no drafter checkpoint at {path}: expected {wanted}")
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -82,24 +81,18 @@ def read_config(path: str | Path) -> dict[str, Any]:
     directory = find(path)
     config = read_json(member(directory, CONFIG))
     if isinstance(config, dict) and "architectures" in config:
-        raise UserError(
-            f"{directory} is a model for an engine, by the architectures of its {CONFIG}: expected a drafter; give the "
-            "run that it was exported from, or import an EAGLE-3 head with specdraft import"
-        )
+        mend = "give the run that it was exported from, or import an EAGLE-3 head with specdraft import"
+        raise UserError(f"{directory} is a model for an engine, by its {CONFIG}: expected a drafter; {mend}")
     if not _is_whole(config):
-        raise UserError(
-            f"{directory / CONFIG} is not a drafter's configuration: expected the keys drafter, target and extra as "
-            "they were written; restore the file"
-        )
+        wanted = "the keys drafter, target and extra as they were written; restore the file"
+        raise UserError(f"{directory / CONFIG} is not a drafter's configuration: expected {wanted}")
     return config
 
 
 def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
-    """Rebuild the drafter (fp32, CPU, eval mode) and return it with its configuration.
-
-    Raises UserError if the checkpoint is missing, damaged, or does not fit its own configuration. What the file does
-    not hold is never allocated: the module is built without memory first, and compared with the file's header.
-    """
+    """Rebuild the drafter (fp32, CPU, eval mode) and return it with its configuration. Raises UserError if the
+    checkpoint is missing, damaged, or does not fit its own configuration: the module is built without memory first and
+    compared with the file's header, so that nothing else is ever allocated."""
     directory, config = find(path), read_config(path)
     arguments = dict(config["drafter"])
     kind = _drafter_class(arguments.pop("_target_"), directory)
@@ -119,9 +112,8 @@ def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
     except Exception as error:  # constructors, transformers and torch raise a dozen kinds
         amiss = reason(error)
     if amiss is not None:
-        raise UserError(
-            f"the checkpoint {directory} does not fit {kind.__name__} ({amiss}): expected one of this version"
-        )
+        found = f"the checkpoint {directory} does not fit {kind.__name__} ({amiss})"
+        raise UserError(f"{found}: expected one of this version")
     if isinstance(drafter, DraftVocabulary):
         drafter.set_draft_vocabulary(drafter.draft_ids)  # checks them
     return drafter.eval().requires_grad_(False), config
@@ -130,9 +122,8 @@ def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
 def check_target(config: dict[str, Any], target: Target) -> None:
     """Raises UserError if the checkpoint was trained for another target than this one."""
     trained, given = config["target"], asdict(target.identity)
-    for part in ("config_hash", "weights_hash"):
+    for part, what in (("config_hash", "another configuration"), ("weights_hash", "other weights")):
         if trained.get(part) != given[part]:
-            what = "another configuration" if part == "config_hash" else "other weights"
             raise UserError(
                 f"this checkpoint belongs to the target {trained.get('name')!r}, which has {what} than the given "
                 f"{given['name']!r}: expected the target that it was trained for; train a drafter for this one"
@@ -157,22 +148,15 @@ def _is_whole(config: Any) -> bool:
 
 
 def _drafter_class(path: str, directory: Path) -> type[Drafter]:
-    module_name, _, name = str(path).rpartition(".")
-    loaded = None
     # A checkpoint may name a class, but not make us import a module that nobody asked for.
-    if module_name.startswith("specdraft.drafters."):
-        try:
-            loaded = getattr(importlib.import_module(module_name), name, None)
-        except ImportError:
-            loaded = None
-    else:
-        loaded = _known_drafters(Drafter).get(str(path))
-    if not (isinstance(loaded, type) and issubclass(loaded, Drafter)):
-        raise UserError(
-            f"{directory / CONFIG} names the drafter {path!r}, which is not known: expected a class of "
-            "specdraft.drafters, or one of your own that imports=[MODULE] names"
-        )
-    return loaded
+    if path.startswith("specdraft.drafters."):
+        with suppress(ImportError):
+            importlib.import_module(path.rpartition(".")[0])
+    found = _known_drafters(Drafter).get(path)
+    if found is None:
+        wanted = "a class of specdraft.drafters, or one of your own that imports=[MODULE] names"
+        raise UserError(f"{directory / CONFIG} names the drafter {path!r}, which is not known: expected {wanted}")
+    return found
 
 
 def _known_drafters(base: Any) -> dict[str, type[Drafter]]:

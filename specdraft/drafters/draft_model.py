@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 
 from specdraft.decoding.cache import CachesSideBySide, RewindableCache
 from specdraft.decoding.padded import Reading, pad_pass
-from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.sampling import Generators, Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.base import BatchDrafter, Drafter, TrainingLoss, constructor_arguments
+from specdraft.drafters.base import BatchDrafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_start import attention, build_model, find_start, take_weights
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
 from specdraft.drafters.objective import call_with_weights, lending_head, objective
@@ -50,8 +50,8 @@ class DraftModel(BatchDrafter):
     """A transformers causal LM as a drafter.
 
     - ``model`` is its configuration, ``model_type`` included, so that ``config()`` alone rebuilds it.
-    - A final soft-cap (Gemma 2) cannot pass through the chunked loss and is refused; ``for_target`` leaves it out of
-      the draft's configuration, where it would only keep the order of logits. A logit scale is kept.
+    - A final soft-cap (Gemma 2), which keeps the order of logits, cannot pass through the chunked loss and is refused;
+      ``for_target`` leaves it out. A logit scale is kept.
     - With ``lora`` only adapters are trained. They stay apart while training, as what resumes must be the module as
       trained; what is decoded with, saved and exported is ``served``, with the adapters merged: as fast as a model
       that never had any, and rebuilt without the checkpoint that training started from.
@@ -82,10 +82,8 @@ class DraftModel(BatchDrafter):
             raise UserError(f"on_policy is {on_policy}: expected a share of the documents from 0 to 1")
         self.divergence, self.on_policy = find_divergence(divergence), on_policy
         if on_policy > 0 and self.divergence is cross_entropy:
-            raise UserError(
-                "on_policy with divergence=cross_entropy would teach the draft its own tokens: expected a divergence "
-                "from the target's distribution, such as forward_kl"
-            )
+            taught = "on_policy with divergence=cross_entropy would teach the draft its own tokens"
+            raise UserError(f"{taught}: expected a divergence from the target's distribution, such as forward_kl")
         self._arguments = arguments | {"lora": None}
         self.model: Any = build_model(self._arguments["model"], attn_implementation)
         if activation_checkpointing:
@@ -122,19 +120,15 @@ class DraftModel(BatchDrafter):
         Raises UserError for a pruned vocabulary, bad options, and a sibling of another vocabulary.
         """
         if draft_vocabulary is not None and len(draft_vocabulary) != target.vocab_size:
-            raise UserError(
-                f"the draft vocabulary has {len(draft_vocabulary)} ids: an independent draft shares the whole "
-                "vocabulary of its target; expected model.draft_vocab_size=null"
-            )
+            given = f"the draft vocabulary has {len(draft_vocabulary)} of {target.vocab_size} ids"
+            raise UserError(f"{given}: an independent draft shares all; expected model.draft_vocab_size=null")
         if lora is not None and start != "checkpoint":
             raise UserError(f"lora adapts a trained checkpoint, but start is {start!r}: expected start=checkpoint")
         config, source, layers = find_start(target, start, copy_layers, shape, checkpoint, revision)
         draft = cls(config, attention(target), **options)
-        if draft.language_model.vocab_size != target.vocab_size:
-            raise UserError(
-                f"the draft has a vocabulary of {draft.language_model.vocab_size} tokens: expected the target's, "
-                f"{target.vocab_size}; choose a sibling of the same vocabulary, or start=layers"
-            )
+        if (size := draft.language_model.vocab_size) != target.vocab_size:
+            wanted = f"the target's, {target.vocab_size}; choose a sibling of the same vocabulary, or start=layers"
+            raise UserError(f"the draft has a vocabulary of {size} tokens: expected {wanted}")
         if source is not None:
             take_weights(draft.language_model, source, layers)
         if lora is not None:
@@ -143,10 +137,8 @@ class DraftModel(BatchDrafter):
         return draft
 
     def adapt(self, lora: Mapping[str, Any]) -> None:
-        """Freeze the model and add trainable adapters: peft's ``LoraConfig`` with ``alpha`` for ``lora_alpha``.
-
-        Raises UserError for options that peft does not take, and for adapters on the head, which the loss fuses.
-        """
+        """Freeze the model and add trainable adapters: peft's ``LoraConfig`` with ``alpha`` for ``lora_alpha``. Raises
+        UserError for options that peft does not take, and for adapters on the head, which the loss fuses."""
         options = {"target_modules": "all-linear", **json.loads(json.dumps(dict(lora)))}
         self._arguments["lora"] = dict(options)
         if "alpha" in options:
@@ -154,32 +146,27 @@ class DraftModel(BatchDrafter):
         try:
             self.model = get_peft_model(self.model, LoraConfig(**options))
         except (TypeError, ValueError) as error:
-            raise UserError(
-                f"peft refuses model.drafter.lora ({reason(error)}): expected r, alpha, target_modules, or other "
-                "options of its LoraConfig"
-            ) from error
+            said = f"peft refuses model.drafter.lora ({reason(error)})"
+            raise UserError(f"{said}: expected r, alpha, target_modules, or other options of LoraConfig") from error
         if self.model.get_base_model().get_output_embeddings() is not self.language_model.head:
             raise UserError("model.drafter.lora adapts the LM head: expected target_modules without it")
 
-    def served(self) -> Drafter:
+    def served(self) -> "DraftModel":
         """Itself, or with adapters a copy that has them merged."""
         if self._arguments["lora"] is None:
             return self
         draft = DraftModel(**(self._arguments | {"lora": None})).train(self.training)
         draft.to(self.language_model.device, self.language_model.dtype)
         draft.model.load_state_dict(copy.deepcopy(self.model).merge_and_unload().state_dict())
-        if self.target is not None:
-            draft.bind(self.target)
+        draft.target = self.target
         return draft
 
     def export_model(self) -> PreTrainedModel:
         """A plain transformers model of the same logits, for ``save_pretrained``; it shares no memory with this one."""
-        served = self.served()
-        assert isinstance(served, DraftModel)
         model = build_model(self._arguments["model"], self._arguments["attn_implementation"])
         with keeping_buffers(model):
             model.to(self.language_model.device, self.language_model.dtype)
-        model.load_state_dict(served.model.state_dict())
+        model.load_state_dict(self.served().model.state_dict())
         return model.eval()
 
     def prepare(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -188,10 +175,8 @@ class DraftModel(BatchDrafter):
             return batch
         assert self.target is not None
         if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
-            raise UserError(
-                "on_policy samples on each rank by itself, but ZeRO-3 needs all ranks for every pass: "
-                "expected strategy=ddp, deepspeed_zero1 or deepspeed_zero2, or model.drafter.on_policy=0"
-            )
+            wanted = "strategy=ddp, deepspeed_zero1 or deepspeed_zero2, or model.drafter.on_policy=0"
+            raise UserError(f"on_policy samples on each rank, but ZeRO-3 needs all ranks for a pass: expected {wanted}")
         training = self.training
         self.eval()
         batch = continue_answers(batch, self.language_model, self.on_policy, self.target.eos_token_ids, generator)
@@ -225,16 +210,10 @@ class DraftModel(BatchDrafter):
 
     @torch.inference_mode()
     def draft_batch(
-        self,
-        states: Sequence[DraftState],
-        shapes: Sequence[Shape],
-        sampling: Sampling,
-        generators: Sequence[torch.Generator | None],
+        self, states: Sequence[DraftState], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
     ) -> list[DraftTree]:
-        """A pass over what was emitted and is not yet read, and one for each level of all drafts.
-
-        The first includes the last token of a fully accepted round, which no draft has read before.
-        """
+        """A pass over what was emitted and is not yet read (after a fully accepted round also its last drafted token),
+        and one for each level of all drafts."""
         model, caches = self.language_model, [state.cache for state in states]
         emitted = [len(state.text) for state in states]
         unread: list[Reading] = []

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -14,15 +14,6 @@ from specdraft.text import reason
 STARTS = ("layers", "scratch", "checkpoint")
 
 
-class Start(NamedTuple):
-    """config: of the draft, ``model_type`` included, JSON-able. source: whose weights it takes, if anybody's; layers:
-    of the source's, those that become the draft's."""
-
-    config: dict[str, Any]
-    source: LanguageModel | None
-    layers: Sequence[int]
-
-
 def find_start(
     target: Target,
     start: str,
@@ -30,38 +21,35 @@ def find_start(
     shape: Mapping[str, Any] | None,
     checkpoint: str | None,
     revision: str | None,
-) -> Start:
-    """The start of ``DraftModel.for_target``. Raises UserError for bad options and a sibling that does not fit."""
+) -> tuple[dict[str, Any], LanguageModel | None, Sequence[int]]:
+    """The start of ``DraftModel.for_target``: the draft's configuration, ``model_type`` included, JSON-able; whose
+    weights it takes, if anybody's; and which of those layers. Raises UserError for bad options and a sibling that does
+    not fit."""
     if start == "layers":
         layers = _chosen_layers(copy_layers, target.num_layers)
-        return Start(_with_layers(_describe(target.config), layers), target, layers)
+        return _with_layers(_describe(target.config), layers), target, layers
     if start == "scratch":
         shape = shape or {"num_hidden_layers": max(1, target.num_layers // 4)}
-        return Start(_reshaped(_describe(target.config), shape), None, ())
+        return _reshaped(_describe(target.config), shape), None, ()
     if start == "checkpoint":
         sibling = _sibling(checkpoint, revision, shape, target)
-        return Start(_describe(sibling.config), sibling, range(sibling.num_layers))
+        return _describe(sibling.config), sibling, range(sibling.num_layers)
     raise UserError(f"start is {start!r}: expected one of {', '.join(STARTS)}")
 
 
 def build_model(config: Mapping[str, Any], attention: str) -> PreTrainedModel:
     """The transformers model of a configuration, with random weights. Raises UserError where there is none."""
     try:
-        return AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**config), attn_implementation=attention, trust_remote_code=False
-        )
+        known = AutoConfig.for_model(**config)
+        return AutoModelForCausalLM.from_config(known, attn_implementation=attention, trust_remote_code=False)
     except Exception as error:  # transformers and huggingface_hub raise a dozen kinds
-        raise UserError(
-            f"transformers cannot build the draft ({reason(error)}): expected a configuration that it knows; check "
-            "model.drafter"
-        ) from error
+        said = f"transformers cannot build the draft ({reason(error)})"
+        raise UserError(f"{said}: expected a configuration that it knows; check model.drafter") from error
 
 
 def take_weights(draft: LanguageModel, source: LanguageModel, layers: Sequence[int]) -> None:
-    """Copy embedding, final norm, head, and of the source's layers those given.
-
-    Raises UserError for layers that differ from each other in what they hold.
-    """
+    """Copy embedding, final norm, head, and of the source's layers those given. Raises UserError for layers that differ
+    from each other in what they hold."""
 
     def counterpart(name: str) -> str:
         return re.sub(r"^layers\.(\d+)\.", lambda place: f"layers.{layers[int(place[1])]}.", name)
@@ -72,10 +60,8 @@ def take_weights(draft: LanguageModel, source: LanguageModel, layers: Sequence[i
             theirs = source.decoder.state_dict()
             draft.decoder.load_state_dict({name: theirs[counterpart(name)] for name in draft.decoder.state_dict()})
     except (KeyError, RuntimeError) as error:
-        raise UserError(
-            f"layers {list(layers)} do not fit a model of their own ({reason(error)}): expected "
-            "layers that are built alike; choose others with model.drafter.copy_layers"
-        ) from error
+        found = f"layers {list(layers)} do not fit a model of their own ({reason(error)})"
+        raise UserError(f"{found}: expected ones built alike; choose others with model.drafter.copy_layers") from error
     draft.head.load_state_dict(source.head.state_dict())
 
 
@@ -105,10 +91,7 @@ def _chosen_layers(wanted: int | Sequence[int], count: int) -> list[int]:
     else:
         layers = [int(layer) for layer in wanted]
     if not layers or layers != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= count:
-        raise UserError(
-            f"copy_layers is {wanted}: expected 1 to {count}, the number of the target's layers to copy, or ascending, "
-            f"distinct layers from 0 to {count - 1}"
-        )
+        raise UserError(f"copy_layers is {wanted}: expected 1 to {count}, or ascending, distinct layers below {count}")
     return layers
 
 
@@ -116,23 +99,21 @@ def _reshaped(config: dict[str, Any], shape: Mapping[str, Any]) -> dict[str, Any
     unknown = sorted(set(shape) - set(config))
     count = shape.get("num_hidden_layers", config["num_hidden_layers"])
     if unknown or not isinstance(count, int) or count < 1:
-        raise UserError(
-            f"model.drafter.shape is {dict(shape)}: expected entries of the configuration of {config['model_type']}, "
-            + (f"which has no {unknown[0]}" if unknown else "with at least 1 layer")
-        )
+        amiss = f"which has no {unknown[0]}" if unknown else "with at least 1 layer"
+        wanted = f"entries of the configuration of {config['model_type']}, {amiss}"
+        raise UserError(f"model.drafter.shape is {dict(shape)}: expected {wanted}")
     # Kinds of layers take turns as in the target.
     return _with_layers(config, [layer % config["num_hidden_layers"] for layer in range(count)]) | dict(shape)
 
 
 def _sibling(name: str | None, revision: str | None, shape: Mapping[str, Any] | None, target: Target) -> LanguageModel:
     if name is None:
-        raise UserError(
-            "start=checkpoint needs a model to start from: expected model.drafter.checkpoint=PATH or a hub id"
-        )
+        raise UserError("start=checkpoint needs a model: expected model.drafter.checkpoint=PATH or a hub id")
     if target.device.type == "meta":  # a plan, which loads nothing
         if shape is not None:
-            return LanguageModel(AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape)))
-        config = AutoConfig.from_pretrained(loading.location(name), revision=revision, trust_remote_code=False)
+            config = AutoConfig.for_model(**shape)
+        else:
+            config = AutoConfig.from_pretrained(loading.location(name), revision=revision, trust_remote_code=False)
         return LanguageModel(AutoModelForCausalLM.from_config(config))
     model, tokenizer = loading.load(name, revision, "float32", attention(target), False, what="draft")
     if target.tokenizer is not None and tokenizer.get_vocab() != target.tokenizer.get_vocab():

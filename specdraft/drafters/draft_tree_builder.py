@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.sampling import Generators, Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTree
 
@@ -75,13 +75,11 @@ def grow_batch(
     expand: ExpandBatch,
     shapes: Sequence[Shape],
     sampling: Sampling,
-    generators: Sequence[torch.Generator | None],
+    generators: Generators,
     vocabulary: Vocabulary,
 ) -> list[DraftTree]:
-    """Grow a draft for each of B requests, level by level together, from ``logits [B, Vd]``.
-
-    A draft that is complete is no longer among those that ``expand`` is asked to read.
-    """
+    """Grow a draft for each of B requests, level by level together, from ``logits [B, Vd]``. A draft that is complete
+    is no longer among those that ``expand`` is asked to read."""
     growing = [
         _grow_dynamic(first, shape, vocabulary)
         if isinstance(shape, DynamicTree)
@@ -108,13 +106,9 @@ def grow_batch(
 
 
 def _grow_static(
-    logits: Tensor,
-    shape: StaticTree,
-    sampling: Sampling,
-    generator: torch.Generator | None,
-    vocabulary: Vocabulary,
+    logits: Tensor, shape: StaticTree, sampling: Sampling, generator: torch.Generator | None, vocabulary: Vocabulary
 ) -> Growth:
-    seen = None if shape.is_chain else _Seen(logits.device)
+    seen = None if shape.is_chain else torch.zeros((1, 0), dtype=torch.bool, device=logits.device)
     tokens: list[Tensor] = []
     q: list[Tensor] = []
     parents: list[int] = []
@@ -143,20 +137,18 @@ def _grow_static(
             break
         above = torch.tensor([places[parents[node]] for node in read], device=logits.device)
         unread = tokens[-1] if shape.is_chain else torch.cat(tokens)[torch.tensor(read, device=logits.device)]
-        logits = yield Level(unread, above, depth, None if seen is None else seen.read(above))
-    return DraftTree(
-        torch.cat(tokens), torch.tensor(parents), vocabulary.scatter_to_target(torch.cat(q)) if q else None
-    )
+        seen = None if seen is None else _seen_by(above, seen)
+        logits = yield Level(unread, above, depth, seen)
+    sampled_from = vocabulary.scatter_to_target(torch.cat(q)) if q else None
+    return DraftTree(torch.cat(tokens), torch.tensor(parents), sampled_from)
 
 
 def _children(
     logits: Tensor, counts: list[int], sampled: bool, sampling: Sampling, generator: torch.Generator | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Of each node of ``logits [m, Vd]`` its ``counts`` children: draft ids ``[c]`` and the q ``[c, Vd]`` of each draw.
-
-    Of a distribution with few tokens (top-k, top-p) a node may have fewer children than asked for; how many depends on
-    the distribution alone, never on what was drawn, so that the draft stays lossless.
-    """
+    Of a distribution with few tokens (top-k, top-p) they may be fewer; how many depends on the distribution alone,
+    never on what was drawn, so that the draft stays lossless."""
     if sampled and not sampling.greedy:
         for p, count in zip(sampling.probabilities(logits), counts, strict=True):
             yield _draw(p, count, generator)
@@ -183,7 +175,7 @@ def _draw(p: Tensor, count: int, generator: torch.Generator | None) -> tuple[Ten
 
 def _grow_dynamic(logits: Tensor, shape: DynamicTree, vocabulary: Vocabulary) -> Growth:
     width = min(shape.top_k, logits.shape[-1])
-    seen = _Seen(logits.device)
+    seen = torch.zeros((1, 0), dtype=torch.bool, device=logits.device)
     best = logits.float().log_softmax(-1).topk(width)  # [1, k]
     tokens = [vocabulary.to_target(best.indices[0])]
     joint = [best.values[0]]  # log probability of the path that ends in a node
@@ -192,7 +184,8 @@ def _grow_dynamic(logits: Tensor, shape: DynamicTree, vocabulary: Vocabulary) ->
     unread = torch.arange(width, device=logits.device)  # nodes to read next
     above = torch.zeros_like(unread)
     for depth in range(1, shape.depth):
-        logits = yield Level(torch.cat(tokens)[unread], above, depth, seen.read(above))
+        seen = _seen_by(above, seen)
+        logits = yield Level(torch.cat(tokens)[unread], above, depth, seen)
         best = logits.float().log_softmax(-1).topk(width)  # [m, k]
         tokens.append(vocabulary.to_target(best.indices).flatten())
         joint.append((best.values + torch.cat(joint)[unread, None]).flatten())
@@ -207,14 +200,6 @@ def _grow_dynamic(logits: Tensor, shape: DynamicTree, vocabulary: Vocabulary) ->
     return DraftTree(torch.cat(tokens)[kept], renumbered[torch.cat(parents)[kept]])
 
 
-class _Seen:
-    """Which of the nodes read so far every node of the newest level may attend to."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.masks = torch.zeros((1, 0), dtype=torch.bool, device=device)
-
-    def read(self, parents: Tensor) -> Tensor:
-        """Read a level whose parents are at ``[m]`` in the level before -> bool ``[m, D]``."""
-        own = torch.eye(len(parents), dtype=torch.bool, device=parents.device)
-        self.masks = torch.cat([self.masks[parents], own], dim=1)
-        return self.masks
+def _seen_by(parents: Tensor, above: Tensor) -> Tensor:
+    """``Level.seen`` of nodes whose parents are at ``[m]`` in the level before, which itself saw ``above``."""
+    return torch.cat([above[parents], torch.eye(len(parents), dtype=torch.bool, device=parents.device)], dim=1)

@@ -13,13 +13,13 @@ R = positions of the flat batch, n = positions of a head, m = nodes of a level, 
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.sampling import Generators, Sampling
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import align, count_supervised
@@ -58,16 +58,14 @@ class ResidualBlock(nn.Module):
 class HeadsState:
     """A request: the newest position's hidden state ``[1, H]``, and the token ``[1, 1]`` that was emitted from it."""
 
-    last: Tensor | None = None
-    token: Tensor | None = None
+    last: Tensor = field(init=False)
+    token: Tensor = field(init=False)
 
 
 class Heads(DraftVocabulary, BatchDrafter):
-    """``num_heads`` heads; a subclass says what each reads.
-
-    Parameters carry vLLM's names: ``blocks.{head}.layers.{layer}.{weight,bias}`` and ``lm_heads.{head}.weight``, with
-    d2t and t2d beside them where the vocabulary is pruned.
-    """
+    """``num_heads`` heads; a subclass says what each reads. Parameters carry vLLM's names:
+    ``blocks.{head}.layers.{layer}.{weight,bias}`` and ``lm_heads.{head}.weight``, with d2t and t2d beside them where
+    the vocabulary is pruned."""
 
     target: Target
     training_options = frozenset({"head_decay", "divergence"})
@@ -86,11 +84,9 @@ class Heads(DraftVocabulary, BatchDrafter):
         head_decay: float = 0.8,
         divergence: str | dict[str, Any] = "forward_kl",
     ) -> None:
-        """Build with zero blocks and random projections; ``draft_vocab_size`` ids 0..Vd-1 until
-        ``set_draft_vocabulary``. Head i weighs ``head_decay**i`` in the loss.
-
-        Raises UserError for no head or layer, an unknown divergence, or a draft vocabulary larger than the vocabulary.
-        """
+        """Build with zero blocks and random projections to ids 0..Vd-1 (until ``set_draft_vocabulary``). Head i weighs
+        ``head_decay**i`` in the loss. Raises UserError for no head or layer, an unknown divergence, or a draft
+        vocabulary larger than the vocabulary."""
         arguments = constructor_arguments(locals())
         super().__init__()
         for name, value in (("num_heads", num_heads), ("num_layers", num_layers)):
@@ -108,12 +104,8 @@ class Heads(DraftVocabulary, BatchDrafter):
     @classmethod
     def for_target(cls, target: Target, draft_vocabulary: Tensor | None = None, **options: Any) -> Self:
         """Heads for ``target``; ``draft_vocabulary``: ascending target ids ``[Vd]``, None for the whole vocabulary."""
-        heads = cls(
-            hidden_size=target.hidden_size,
-            vocab_size=target.vocab_size,
-            draft_vocab_size=target.vocab_size if draft_vocabulary is None else len(draft_vocabulary),
-            **options,
-        )
+        size = target.vocab_size if draft_vocabulary is None else len(draft_vocabulary)
+        heads = cls(target.hidden_size, target.vocab_size, size, **options)
         if draft_vocabulary is not None:
             heads.set_draft_vocabulary(draft_vocabulary)
         rows = target.head.weight.detach()[heads.draft_ids.to(target.device)] * target.logit_scale
@@ -129,10 +121,8 @@ class Heads(DraftVocabulary, BatchDrafter):
 
     @abstractmethod
     def hidden(self, head: int, last: Tensor, path: Tensor) -> Tensor:
-        """What a head projects, ``[n, H]``.
-
-        last: ``[n, H]``. path: ``[n, head + 1]``, the tokens from the emitted one on.
-        """
+        """What a head projects, ``[n, H]``. last: ``[n, H]``. path: ``[n, head + 1]``, the tokens from the emitted one
+        on."""
 
     def count_supervised(self, batch: Batch) -> Tensor:
         """Of every head."""
@@ -167,16 +157,10 @@ class Heads(DraftVocabulary, BatchDrafter):
         state.last, state.token = features.last[0, -1:].to(self.dtype), tokens[-1:, None]
 
     def draft_batch(
-        self,
-        states: Sequence[HeadsState],
-        shapes: Sequence[Shape],
-        sampling: Sampling,
-        generators: Sequence[torch.Generator | None],
+        self, states: Sequence[HeadsState], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
     ) -> list[DraftTree]:
         """A pass of a head for each level of all drafts."""
-        paths = [state.token for state in states if state.token is not None]  # [m, depth + 1]
-        last = [state.last for state in states if state.last is not None]  # [1, H]
-        assert len(paths) == len(last) == len(states), "advance comes before draft"
+        paths, last = [state.token for state in states], [state.last for state in states]  # [m, depth + 1], [1, H]
 
         def logits(head: int, numbers: Sequence[int]) -> list[Tensor]:
             counts = [len(paths[number]) for number in numbers]

@@ -12,18 +12,16 @@ from transformers import PreTrainedModel
 
 from specdraft.drafters.base import TrainingLoss
 from specdraft.errors import UserError
-from specdraft.losses.chunked import Head, Step, StepResult, Teacher, distillation_loss
+from specdraft.losses.chunked import Head, Step, Teacher, distillation_loss
 from specdraft.losses.divergence import Divergence
 
 T = TypeVar("T")
 
 
 class DraftHead(nn.Linear):
-    """A projection to the draft vocabulary that can lend its weight to a loss which fuses the projection.
-
-    Both go through ``forward`` because ZeRO-3 gathers a partitioned weight only while its module is called, and once
-    more when a gradient comes back to a tensor that the call returned.
-    """
+    """A projection to the draft vocabulary that can lend its weight to a loss which fuses the projection. Both go
+    through ``forward`` because ZeRO-3 gathers a partitioned weight only while its module is called, and once more when
+    a gradient comes back to a tensor that the call returned."""
 
     def forward(self, given: Tensor | Callable[[Tensor], Any]) -> Any:
         """Logits ``[..., Vd]`` of hidden states ``[..., H]``, or what a function makes of the weight ``[Vd, H]``."""
@@ -35,10 +33,8 @@ def lending_head(model: PreTrainedModel) -> DraftHead:
     head: Any = model.get_output_embeddings()
     cap = getattr(model.config, "final_logit_softcapping", None)
     if type(head) is not nn.Linear or getattr(head, "bias", None) is not None or cap is not None:
-        raise UserError(
-            f"the head of {type(model).__name__} is not a plain projection: expected one without bias and without "
-            "final_logit_softcapping, which the loss of a draft cannot fuse; choose another architecture"
-        )
+        wanted = "one without bias and final_logit_softcapping, which the loss can fuse; choose another architecture"
+        raise UserError(f"the head of {type(model).__name__} is not a plain projection: expected {wanted}")
     lending = DraftHead(head.in_features, head.out_features, bias=False, device="meta")
     lending.weight = head.weight
     return lending
@@ -65,10 +61,6 @@ def objective(
     out_of_vocabulary_mass: the probability that the target gives to tokens which cannot be drafted.
     """
     loss, results = distillation_loss(weights, teacher, steps, divergence)
-    return TrainingLoss(loss, _metrics(steps, results))
-
-
-def _metrics(steps: Sequence[Step], results: Sequence[StepResult]) -> dict[str, Tensor]:
     metrics: dict[str, Tensor] = {}
     matched = results[0].matched
     for index, (step, result) in enumerate(zip(steps, results, strict=True)):
@@ -82,4 +74,4 @@ def _metrics(steps: Sequence[Step], results: Sequence[StepResult]) -> dict[str, 
     total = metrics["step_0/row_total"]
     metrics["out_of_vocabulary_mass_sum"] = total - results[0].mass_sum
     metrics["out_of_vocabulary_mass_total"] = total
-    return metrics
+    return TrainingLoss(loss, metrics)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from specdraft.decoding.sampling import sample
 from specdraft.targets import LanguageModel
@@ -31,11 +32,9 @@ class Span(NamedTuple):
 def continue_answers(
     batch: Batch, model: LanguageModel, share: float, ends: frozenset[int], generator: torch.Generator
 ) -> Batch:
-    """The batch with the answers of a ``share`` of its documents continued by ``model`` at temperature 1.
-
-    Lengths, positions and documents stay. After a sampled end of text (one of ``ends``) the answer keeps its old
-    tokens, and there is nothing left to learn.
-    """
+    """The batch with the answers of a ``share`` of its documents continued by ``model`` at temperature 1. Lengths,
+    positions and documents stay. After a sampled end of text (one of ``ends``) the answer keeps its old tokens, and
+    there is nothing left to learn."""
     spans = choose(batch, share, generator)
     if not spans:
         return batch
@@ -53,10 +52,8 @@ def continue_answers(
 
 
 def choose(batch: Batch, share: float, generator: torch.Generator) -> list[Span]:
-    """Each document with probability ``share``: from one of its supervised tokens to the end of that answer.
-
-    All supervised tokens of a document are equally likely, but for its first: nothing comes before that.
-    """
+    """Each document with probability ``share``: from one of its supervised tokens to the end of that answer. All
+    supervised tokens of a document are equally likely, but for its first: nothing comes before that."""
     spans = []
     both = zip(batch.document_ids.tolist(), batch.loss_mask.tolist(), strict=True)
     for sequence, (documents, mask) in enumerate(both):
@@ -79,9 +76,7 @@ def _uniform(generator: torch.Generator) -> float:
 def _continue(ids: Tensor, spans: list[Span], model: LanguageModel, generator: torch.Generator) -> Tensor:
     """Tokens ``[D, longest span]``, sampled side by side; each goes on after its span's end until all are done."""
     lengths = torch.tensor([span.start - span.begin for span in spans], device=ids.device)
-    prefixes = ids.new_zeros((len(spans), int(lengths.max())))
-    for prefix, span in zip(prefixes, spans, strict=True):
-        prefix[: span.start - span.begin] = ids[span.sequence, span.begin : span.start]
+    prefixes = pad_sequence([ids[span.sequence, span.begin : span.start] for span in spans], batch_first=True)
     steps = max(span.end - span.start for span in spans)
     cache = model.new_cache(prefixes.shape[1] + steps)
     last = model.step(prefixes, cache).last  # [D, T, H]; the padding of a short prefix comes after it, unseen

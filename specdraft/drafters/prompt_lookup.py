@@ -36,10 +36,8 @@ class PromptLookup(Drafter):
         arguments = constructor_arguments(locals())
         super().__init__()
         if not 1 <= min_ngram <= max_ngram:
-            raise UserError(
-                f"prompt lookup with min_ngram={min_ngram} and max_ngram={max_ngram}: "
-                "expected 1 <= min_ngram <= max_ngram"
-            )
+            given = f"min_ngram={min_ngram} and max_ngram={max_ngram}"
+            raise UserError(f"prompt lookup with {given}: expected 1 <= min_ngram <= max_ngram")
         self._arguments = arguments
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
 

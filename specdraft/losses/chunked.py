@@ -107,10 +107,8 @@ class StepResult:
 
 
 def softmax(logits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax of ``logits [c, Vd]`` into ``out``, the log normalizer ``[c]`` and the argmax ``[c]``.
-
-    Five passes over memory that is there already; torch's own functions would touch fresh pages in each.
-    """
+    """Softmax of ``logits [c, Vd]`` into ``out``, the log normalizer ``[c]`` and the argmax ``[c]``. Five passes over
+    memory that is there already; torch's own functions would touch fresh pages in each."""
     largest, index = logits.max(-1)
     total = torch.sub(logits, largest[:, None], out=out).exp_().sum(-1)
     return out.div_(total[:, None]), largest + total.log(), index
@@ -123,11 +121,9 @@ def distillation_loss(
     divergence: Divergence = forward_kl,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, list[StepResult]]:
-    """Sum over steps of ``step.weight`` times the mean divergence of its positions; differentiable in the steps' hidden
-    states and in ``weight [Vd, H]``, or in one of that shape per head. What is frozen costs no gradient.
-
-    A step without positions adds zero. See ``tests/losses/reference.py`` for the same in a few lines.
-    """
+    """Sum over steps of ``step.weight`` times the mean divergence of its positions (none: zero); differentiable in the
+    steps' hidden states and in ``weight [Vd, H]``, or in one of that shape per head. What is frozen costs no gradient.
+    See ``tests/losses/reference.py`` for the same in a few lines."""
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
     zero = torch.zeros((), dtype=_accumulator(steps[0].hidden), device=steps[0].hidden.device)
     results = [

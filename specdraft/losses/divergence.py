@@ -57,10 +57,8 @@ class Divergence(Protocol):
     """A divergence of the draft from the target."""
 
     def __call__(self, draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
-        """Values ``[c]`` (KL and JSD in nats) and the gradient in z ``[c, Vd]``.
-
-        The draft's z, q and overlap may be overwritten; the target, shared by all steps, may not.
-        """
+        """Values ``[c]`` (KL and JSD in nats) and the gradient in z ``[c, Vd]``. The draft's z, q and overlap may be
+        overwritten; the target, shared by all steps, may not."""
 
 
 def forward_kl(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
@@ -81,7 +79,6 @@ class Jsd:
     beta: float = 0.5
 
     def __post_init__(self) -> None:
-        """Raises UserError for a beta that is not above 0 and below 1."""
         if not (isinstance(self.beta, int | float) and 0 < self.beta < 1):
             raise UserError(f"the divergence jsd's beta is {self.beta}: expected a number above 0 and below 1")
 
@@ -100,15 +97,12 @@ def total_variation(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class LkHybrid:
-    """lambda KL + (1 - lambda) TV with lambda = exp(-``eta`` alpha) at each position, a constant to the gradient.
-
-    The paper takes 3, and 10 for Medusa's heads.
-    """
+    """lambda KL + (1 - lambda) TV with lambda = exp(-``eta`` alpha) at each position, a constant to the gradient. The
+    paper takes 3, and 10 for Medusa's heads."""
 
     eta: float = 3.0
 
     def __post_init__(self) -> None:
-        """Raises UserError for a negative eta."""
         if not (isinstance(self.eta, int | float) and self.eta >= 0):
             raise UserError(f"the divergence lk_hybrid's eta is {self.eta}: expected 0 (KL alone) or a positive number")
 
@@ -122,9 +116,7 @@ class LkHybrid:
 
 def cross_entropy(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
     """-log q(label); the gradient is q minus one at the label. A label outside the draft vocabulary adds nothing.
-
-    Raises UserError where the drafter gives no labels.
-    """
+    Raises UserError where the drafter gives no labels."""
     if target.label is None:
         raise UserError("this drafter has no true next tokens for the divergence cross_entropy: choose forward_kl")
     known, label = target.label >= 0, target.label.clamp(min=0)[:, None]
@@ -134,10 +126,8 @@ def cross_entropy(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
 
 
 def divergence(spec: str | Mapping[str, Any]) -> Divergence:
-    """The divergence of that name, or ``{"name": name, option: value}``.
-
-    Raises UserError for a name or an option that there is not.
-    """
+    """The divergence of that name, or ``{"name": name, option: value}``. Raises UserError for a name or an option that
+    there is not."""
     options = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     name = options.pop("name", None)
     if name not in DIVERGENCES:
@@ -172,10 +162,8 @@ def _kl_from_q(draft: Draft, log_r: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _acceptance_slope(draft: Draft) -> Tensor:
-    """What q is to be multiplied by to give the gradient of 1 - alpha; overwrites overlap.
-
-    alpha follows q where q is the smaller one. With s = 1 there, else 0, that gradient is q (sum q s - s).
-    """
+    """What q is to be multiplied by to give the gradient of 1 - alpha; overwrites overlap. alpha follows q where q is
+    the smaller one. With s = 1 there, else 0, that gradient is q (sum q s - s)."""
     smaller = draft.overlap.eq_(draft.q)
     total = torch.linalg.vecdot(draft.q, smaller)
     return smaller.neg_().add_(total[:, None])

@@ -15,12 +15,9 @@ from specdraft.targets.target import Target
 
 @dataclass
 class Batch:
-    """Packed documents.
-
-    ``position_ids`` restart at 0 with every document. ``document_ids`` are distinct within a sequence; padding has
-    document -1 and is never supervised. ``loss_mask`` is True on the tokens to learn: those of the assistant,
-    its end mark included.
-    """
+    """Packed documents. ``position_ids`` restart at 0 with every document. ``document_ids`` are distinct within a
+    sequence; padding has document -1 and is never supervised. ``loss_mask`` is True on the tokens to learn: those of
+    the assistant, its end mark included."""
 
     input_ids: Tensor  # [B, T] int64
     position_ids: Tensor  # [B, T] int64
@@ -40,8 +37,5 @@ class Batch:
 
     def features(self, target: Target, layers: Sequence[int], every_last: bool = True) -> Features:
         """The target's hidden states of ``layers`` and its last ones: computed here, read by batches from a store.
-
-        ``every_last``: whether the last hidden state is wanted of every position, or of those before a token to be
-        learned alone.
-        """
+        ``every_last``: the last ones of every position, not only of those before a token to be learned."""
         return target.features(self.input_ids, self.position_ids, layers)

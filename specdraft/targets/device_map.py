@@ -32,12 +32,9 @@ def device_map(
     max_memory: Mapping[Place, int | str] | None,
     layers_on_devices: bool = True,
 ) -> dict[str, Place]:
-    """Where ``from_pretrained`` puts each module of the target ``name``.
-
-    ``max_memory`` is in bytes or like "40GiB", by place; None takes what is free, of the first GPU half, or with
-    ``layers_on_devices`` False nothing for the layers, which then stay on disk. Raises UserError where the first device
-    has no room for embedding and head.
-    """
+    """Where ``from_pretrained`` puts each module of the target ``name``. ``max_memory`` is in bytes or like "40GiB", by
+    place; None takes what is free, of the first GPU half, or with ``layers_on_devices`` False nothing for the layers,
+    which then stay on disk. Raises UserError where the first device has no room for embedding and head."""
     config = AutoConfig.from_pretrained(location(name), revision=revision, trust_remote_code=trust_remote_code)
     with init_empty_weights():
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -53,18 +50,15 @@ def device_map(
 
 def spread(model: Any, rooms: Mapping[Place, int]) -> dict[str, Place]:
     """Layers from first to last into ``rooms``, bytes by place in their order, then on disk; all else into the first.
-
-    Raises UserError if the first has no room for all else.
-    """
+    Raises UserError if the first has no room for all else."""
     layers = model.get_decoder().layers
     order = iter(rooms)
     place = next(order)
     left = rooms[place] - _outside(model)
     if left < 0:
-        raise UserError(
-            f"embedding and head of the target take {_outside(model) / 1e9:.2g} GB, and {place} has room for "
-            f"{rooms[place] / 1e9:.2g} GB: raise target.max_memory, or choose target.placement=zero3"
-        )
+        sizes = f"take {_outside(model) / 1e9:.2g} GB, and {place} has room for {rooms[place] / 1e9:.2g} GB"
+        mend = "raise target.max_memory, or choose target.placement=zero3"
+        raise UserError(f"embedding and head of the target {sizes}: {mend}")
     places = dict.fromkeys(_around(model, layers, ""), place)
     path = next(name for name, module in model.named_modules() if module is layers)
     for number, layer in enumerate(layers):

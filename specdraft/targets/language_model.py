@@ -11,6 +11,7 @@ Layer k means "the hidden state after k decoder layers", transformers' ``hidden_
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +26,8 @@ _REWINDABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class Features(NamedTuple):
-    """What a model knows of a batch. aux: ``[B, T, a*H]``, the auxiliary hidden states in ascending layer order.
-
-    last: ``[B, T, H]``, the last hidden state after the final norm, the input of the LM head.
-    """
+    """What a model knows of a batch. aux: ``[B, T, a*H]``, the auxiliary hidden states in ascending layer order. last:
+    ``[B, T, H]``, the last hidden state after the final norm, the input of the LM head."""
 
     aux: Tensor
     last: Tensor
@@ -42,10 +41,6 @@ Capture = Callable[[Tensor, Tensor], Features]
 """Input ids and position ids ``[B, T]`` of packed sequences to features."""
 
 
-def _decoder(model: Any) -> Any:
-    return model.get_decoder() if hasattr(model, "get_decoder") else None
-
-
 class LanguageModel:
     """A view of a decoder-only causal LM, which stays the owner of its weights. Not an ``nn.Module``."""
 
@@ -53,24 +48,16 @@ class LanguageModel:
         """Look at a transformers model. Raises UserError for an architecture that drafts cannot be taken back in."""
         self.model = model
         self.config = model.config.get_text_config()
-        self.decoder = _decoder(model)
+        self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
-        if (
-            model.config.is_encoder_decoder
-            or self.head is None
-            or not isinstance(getattr(self.decoder, "layers", None), nn.ModuleList)
-            or not hasattr(self.decoder, "norm")
-        ):
-            raise UserError(
-                f"the architecture {self.architecture} is not supported: "
-                "expected a decoder-only causal LM with a list of layers, a final norm and an LM head"
-            )
-        unsupported = set(getattr(self.config, "layer_types", None) or ()) - _REWINDABLE
-        if unsupported:
-            raise UserError(
-                f"the architecture {self.architecture} is not supported: its {', '.join(sorted(unsupported))} layers "
-                "keep a state that cannot take back rejected drafts; expected attention layers only"
-            )
+        refused = f"the architecture {self.architecture} is not supported"
+        has_layers = isinstance(getattr(self.decoder, "layers", None), nn.ModuleList) and hasattr(self.decoder, "norm")
+        if model.config.is_encoder_decoder or self.head is None or not has_layers:
+            wanted = "a decoder-only causal LM with a list of layers, a final norm and an LM head"
+            raise UserError(f"{refused}: expected {wanted}")
+        if unsupported := sorted(set(getattr(self.config, "layer_types", None) or ()) - _REWINDABLE):
+            state = f"its {', '.join(unsupported)} layers keep a state that cannot take back rejected drafts"
+            raise UserError(f"{refused}: {state}; expected attention layers only")
         self.norm = self.decoder.norm
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.head.weight.shape[0]
@@ -95,9 +82,8 @@ class LanguageModel:
     @property
     def logit_scale(self) -> float:
         """What the head's output is multiplied by: Cohere's logit_scale, or one over Granite's logits_scaling."""
-        scale = getattr(self.config, "logit_scale", None)
-        divisor = getattr(self.config, "logits_scaling", None)
-        return float(scale if scale is not None else 1.0) / float(divisor if divisor is not None else 1.0)
+        scale, divisor = (getattr(self.config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+        return float(scale) / float(divisor)
 
     @property
     def logit_softcap(self) -> float | None:
@@ -105,10 +91,8 @@ class LanguageModel:
         return getattr(self.config, "final_logit_softcapping", None)
 
     def features(self, input_ids: Tensor, position_ids: Tensor, layers: Sequence[int] = ()) -> Features:
-        """Features of packed sequences ``[B, T]``; attention stops where ``position_ids`` restart at 0.
-
-        They carry the gradients of whatever weights are trained.
-        """
+        """Features of packed sequences ``[B, T]``; attention stops where ``position_ids`` restart at 0. They carry the
+        gradients of whatever weights are trained."""
         if self._separates_documents:
             return self._run_packed(layers, input_ids, position_ids)
         documents = (position_ids == 0).cumsum(-1)  # [B, T]
@@ -130,10 +114,8 @@ class LanguageModel:
     @functools.cached_property
     @torch.inference_mode()
     def _separates_documents(self) -> bool:
-        """Whether the architecture itself stops attention where positions restart; gpt-oss, for one, does not.
-
-        Asked with two sequences of two documents. A doubt costs an explicit mask, never a wrong distribution.
-        """
+        """Whether the architecture itself stops attention where positions restart; gpt-oss, for one, does not. Asked
+        with two sequences of two documents. A doubt costs an explicit mask, never a wrong distribution."""
         ids = torch.arange(1, 17, device=self.device).view(2, 8) % self.vocab_size
         positions = torch.arange(4, device=self.device).repeat(2, 2)  # [2, 8]
         packed = self._run_packed((), ids, positions).last.reshape(4, 4, -1)
@@ -162,18 +144,12 @@ class LanguageModel:
         longest request + n cached keys it may attend to; sliding windows are applied on top. Raises UserError where the
         attention implementation takes no masks.
         """
-        if visible is None:
-            return self._run(layers, input_ids=input_ids, past_key_values=cache, use_cache=True)
-        assert positions is not None
-        masks = attention_masks(self.config, visible, positions, cache.lengths, self.dtype)
-        return self._run(
-            layers,
-            input_ids=input_ids,
-            position_ids=positions,
-            attention_mask=masks,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        inputs: dict[str, Any] = {"input_ids": input_ids, "past_key_values": cache, "use_cache": True}
+        if visible is not None:
+            assert positions is not None
+            masks = attention_masks(self.config, visible, positions, cache.lengths, self.dtype)
+            inputs |= {"position_ids": positions, "attention_mask": masks}
+        return self._run(layers, **inputs)
 
     def logits(self, last: Tensor) -> Tensor:
         """Logits ``[..., V]`` of hidden states after the final norm ``[..., H]``: own head, scale and soft-cap."""
@@ -198,25 +174,21 @@ class LanguageModel:
         if not difference < self._tolerance * max(1.0, expected.abs().max().item()):
             raise UserError(
                 f"the architecture {self.architecture} is not supported: logits from its hidden states differ from its "
-                f"own by {difference:.2g}; expected equality, so it transforms them in a way that specdraft does not "
-                "know"
+                f"own by {difference:.2g}; expected equality, so it transforms them in an unknown way"
             )
 
     def _run(self, layers: Sequence[int], **inputs: Any) -> Features:
         captured: dict[int, Tensor] = {}
-        handles = []
+
+        def capture(k: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
+            # A target that is spread over devices leaves its layers' outputs where the layers are.
+            captured[k] = (output if isinstance(output, Tensor) else output[0]).to(self.device)
+
         # Hooks live for one call: engines that wrap the model remove or bypass longer-lived ones.
-        for k in layers:
-
-            def capture(_module: nn.Module, _inputs: Any, output: Any, k: int = k) -> None:
-                # A target that is spread over devices leaves its layers' outputs where the layers are.
-                captured[k] = (output if isinstance(output, Tensor) else output[0]).to(self.device)
-
-            handles.append(self.decoder.layers[k - 1].register_forward_hook(capture))
-        try:
+        with ExitStack() as hooks:
+            for k in layers:
+                layer = self.decoder.layers[k - 1]
+                hooks.enter_context(layer.register_forward_hook(functools.partial(capture, k)))
             last = self.decoder(**inputs).last_hidden_state.to(self.device)
-        finally:
-            for handle in handles:
-                handle.remove()
         aux = torch.cat([captured[k] for k in layers], dim=-1) if layers else last[..., :0]  # [B, T, a*H]
         return Features(aux, last)

@@ -1,8 +1,8 @@
 """From a name to a frozen transformers model and its tokenizer, with one sentence when that cannot be."""
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,44 +40,28 @@ def load(
     what: str = "target",
     device_map: dict[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """The causal LM, which errors call the ``what``, and its tokenizer. ``device_map`` goes to ``from_pretrained``.
-
-    ``attention`` "auto": sdpa where transformers has it for the architecture, else eager.
-    Raises UserError if the hub, the files or the architecture are missing.
-    """
+    """The causal LM, which errors call the ``what``, and its tokenizer. ``attention`` "auto": sdpa where transformers
+    has it for the architecture, else eager. Raises UserError if the hub, the files or the architecture are missing."""
     if dtype not in _DTYPES:
         raise UserError(f"target.dtype is {dtype!r}: expected one of {', '.join(_DTYPES)}")
     where = location(name)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         check_files(where, revision)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            where,
-            dtype=dtype,
-            attn_implementation=None if attention == "auto" else attention,
-            output_loading_info=True,
-            use_safetensors=True,
-            device_map=device_map,
-            **common,
-        )
+        read = partial(AutoModelForCausalLM.from_pretrained, where, use_safetensors=True, output_loading_info=True)
+        implementation = None if attention == "auto" else attention
+        model, report = read(dtype=dtype, attn_implementation=implementation, device_map=device_map, **common)
         tokenizer = AutoTokenizer.from_pretrained(where, **common)
     except UserError:
         raise
     except Exception as error:  # transformers, the hub client and safetensors raise a dozen kinds
         if attention == "sdpa" and "scaled_dot_product_attention" in str(error):
-            raise UserError(
-                f"the {what} {name!r} has no sdpa attention in transformers: expected target.attn_implementation=auto "
-                "or eager"
-            ) from error
-        raise UserError(
-            f"cannot load the {what} {name!r} ({type(error).__name__}: {reason(error)}): "
-            "expected a local from_pretrained directory or a reachable hub id"
-        ) from error
-    if report["missing_keys"]:  # transformers fills them with random numbers and goes on
-        raise UserError(
-            f"cannot load the {what} {name!r}: its files lack {len(report['missing_keys'])} of its weights, "
-            f"{min(report['missing_keys'])} among them; expected a complete causal LM"
-        )
+            wanted = "target.attn_implementation=auto or eager"
+            raise UserError(f"the {what} {name!r} has no sdpa attention in transformers: expected {wanted}") from error
+        raise _cannot_load(what, name, error) from error
+    if missing := report["missing_keys"]:  # transformers fills them with random numbers and goes on
+        lack = f"its files lack {len(missing)} of its weights, {min(missing)} among them"
+        raise UserError(f"cannot load the {what} {name!r}: {lack}; expected a complete causal LM")
     return model, tokenizer
 
 
@@ -86,10 +70,13 @@ def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bo
     try:
         return AutoTokenizer.from_pretrained(location(name), revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # as above
-        raise UserError(
-            f"cannot load the tokenizer {name!r} ({type(error).__name__}: {reason(error)}): "
-            "expected a local from_pretrained directory or a reachable hub id"
-        ) from error
+        raise _cannot_load("tokenizer", name, error) from error
+
+
+def _cannot_load(what: str, name: str, error: Exception) -> UserError:
+    said = f"{type(error).__name__}: {reason(error)}"
+    wanted = "a local from_pretrained directory or a reachable hub id"
+    return UserError(f"cannot load the {what} {name!r} ({said}): expected {wanted}")
 
 
 def template_hash(tokenizer: Any) -> str | None:
@@ -125,20 +112,16 @@ def checkpoint_dtype(name: str, revision: str | None, dtype: str, trust_remote_c
 def config_hash(config: PreTrainedConfig) -> str:
     """A hash of what the configuration says of the architecture; file locations and versions are left out."""
     volatile = {"_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"}
-    kept = {key: value for key, value in config.to_dict().items() if key not in volatile}
-    return fingerprint(kept)
+    return fingerprint({key: value for key, value in config.to_dict().items() if key not in volatile})
 
 
-@contextmanager
-def _at_hand(module: nn.Module) -> Iterator[None]:
+def _at_hand(module: nn.Module) -> AbstractContextManager[Any]:
     """While it lasts, the module's own weights are there, also those that ``device_map.py`` left on disk."""
     if not hasattr(module, "_hf_hook"):
-        yield
-        return
+        return nullcontext()
     from accelerate.utils import align_module_device
 
-    with align_module_device(module):
-        yield
+    return align_module_device(module)
 
 
 def weights_hash(model: nn.Module) -> str:

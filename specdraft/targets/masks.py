@@ -31,10 +31,8 @@ def attention_masks(
     """
     implementation = config._attn_implementation
     if not takes_masks(config):
-        raise UserError(
-            f"the target's attention is {implementation!r}, which takes no masks, as draft trees and batches need: "
-            "expected target.attn_implementation=sdpa or eager"
-        )
+        given = f"the target's attention is {implementation!r}, which takes no masks, as draft trees and batches need"
+        raise UserError(f"{given}: expected target.attn_implementation=sdpa or eager")
     kinds = sorted(set(getattr(config, "layer_types", None) or ()))
     if not kinds:
         # Without layer types, a window holds for every layer.
@@ -44,8 +42,7 @@ def attention_masks(
 
 
 def _within(config: Any, kind: str, visible: Tensor, positions: Tensor, held: Sequence[int]) -> Tensor:
-    name = _WINDOWED.get(kind)
-    size = getattr(config, name, None) if name else None
+    size = getattr(config, _WINDOWED.get(kind, ""), None)
     if size is None:
         return visible
     keys = torch.arange(visible.shape[-1], device=visible.device).repeat(len(held), 1)  # [B, S] positions of keys

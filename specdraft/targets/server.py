@@ -40,10 +40,8 @@ class Server:
     """A server that somebody started; docs/store.md says how. Its files lie on a disk that this process sees."""
 
     def __init__(self, url: str, model: str | None = None, **options: Any) -> None:
-        """Check the settings; nothing is sent yet. ``model``: None takes the first one served.
-
-        ``options`` are those of ``HttpClient``, which asks for documents. Raises UserError.
-        """
+        """Check the settings; nothing is sent yet. ``model``: None takes the first one served. ``options`` are those of
+        ``HttpClient``, which asks for documents. Raises UserError."""
         self.model = model
         self.client = partial(HttpClient, url, "features", "vLLM's server", **options)
         self.client()
@@ -63,7 +61,7 @@ class Connection:
     def __init__(self, client: HttpClient, model: str | None, target: LanguageModel, layers: Sequence[int]) -> None:
         """Ask for the model's name. Raises UserError if there is no answer."""
         self.client, self.target, self.layers = client, target, layers
-        self.model = model or client.request("GET", "/models", check=_first_model)["data"][0]["id"]
+        self.model = model or _first_model(client.request("GET", "/models", check=_first_model))
 
     def features(self, input_ids: Tensor, position_ids: Tensor) -> Features:
         """Features of packed sequences ``[B, T]``, their documents read side by side. Raises UserError."""
@@ -103,10 +101,8 @@ class Connection:
         answer = self.client.request("POST", "/completions", body, lambda answer: answer.get("kv_transfer_params"))
         path = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
         if path is None:
-            raise UserError(
-                f"the server {self.client.url} sends no hidden states: expected vLLM with the method "
-                "extract_hidden_states and its connector; docs/store.md says how to start it"
-            )
+            wanted = "vLLM with the method extract_hidden_states and its connector; docs/store.md says how to start it"
+            raise UserError(f"the server {self.client.url} sends no hidden states: expected {wanted}")
         tensors = take(Path(path), self.client.timeout)
         states, expected = tensors["hidden_states"], (len(self.layers) + 1, self.target.hidden_size)
         if tensors["token_ids"].tolist() != ids or states.shape[1:] != expected or len(states) != len(ids):
@@ -123,20 +119,16 @@ def _first_model(body: Any) -> str:
 
 
 def take(path: Path, timeout: float) -> dict[str, Tensor]:
-    """The tensors of a file that vLLM's connector writes, once it is written; the file is deleted then.
-
-    Raises UserError if it does not come within ``timeout`` seconds.
-    """
+    """The tensors of a file that vLLM's connector writes, once it is written; the file is deleted then. Raises
+    UserError if it does not come within ``timeout`` seconds."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         with lock.open() as held:
             _wait(held, timeout)
             tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"cannot read the hidden states {path} ({error}): expected a file that vLLM has written to a disk that "
-            "this machine sees as well; set the connector's shared_storage_path to one, and read vLLM's log"
-        ) from error
+        wanted = "a file that vLLM has written to a disk that this machine sees; see shared_storage_path and vLLM's log"
+        raise UserError(f"cannot read the hidden states {path} ({error}): expected {wanted}") from error
     path.unlink()
     lock.unlink()
     return tensors

@@ -5,8 +5,8 @@ ranks have different numbers, so that gathering it there would wait for ever. La
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,34 +15,26 @@ from torch import nn
 from specdraft.errors import UserError
 
 
-@contextmanager
-def gathered(parameters: Iterable[nn.Parameter], written: bool = False) -> Iterator[None]:
-    """While it lasts, sharded ones are whole on every rank; ``written``: what rank 0 writes into them is kept.
-
-    Every rank must come here.
-    """
+def gathered(parameters: Iterable[nn.Parameter], written: bool = False) -> AbstractContextManager[Any]:
+    """While it lasts, sharded ones are whole on every rank; ``written``: what rank 0 writes into them is kept. Every
+    rank must come here."""
     sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
     if not sharded:
-        yield
-        return
+        return nullcontext()
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(sharded, modifier_rank=0 if written else None):
-        yield
+    return deepspeed.zero.GatheredParameters(sharded, modifier_rank=0 if written else None)
 
 
 def load_partitioned(load: Callable[[], tuple[Any, Any]], dtype: torch.dtype) -> tuple[Any, Any, Any]:
-    """The model and tokenizer that ``load`` makes with ``from_pretrained``, and the engine that runs the layers.
-
-    No rank ever holds the whole: each weight is sharded as it is made, and filled as it is read. Raises UserError
-    unless the ranks are there already.
-    """
+    """The model and tokenizer that ``load`` makes with ``from_pretrained``, and the engine that runs the layers. No
+    rank ever holds the whole: each weight is sharded as it is made, and filled as it is read. Raises UserError unless
+    the ranks are there already."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name not in os.environ]
     if missing:
-        raise UserError(
-            f"target.placement=zero3 shards the target over ranks, but {missing[0]} is not set: expected ranks that "
-            "are there before it is loaded; start them with torchrun --nproc_per_node=N train.py ..."
-        )
+        found = f"target.placement=zero3 shards the target over ranks, but {missing[0]} is not set"
+        wanted = "ranks that are there before it is loaded; start them with torchrun --nproc_per_node=N train.py ..."
+        raise UserError(f"{found}: expected {wanted}")
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -71,9 +63,7 @@ def load_partitioned(load: Callable[[], tuple[Any, Any]], dtype: torch.dtype) ->
 def _make_whole(model: nn.Module, but: nn.Module) -> None:
     inside = set(but.modules())
     whole: dict[int, nn.Parameter] = {}  # tied weights stay tied
-    for module in model.modules():
-        if module in inside:
-            continue
+    for module in (each for each in model.modules() if each not in inside):
         for name, parameter in list(module.named_parameters(recurse=False)):
             number = parameter.ds_id  # type: ignore[attr-defined]
             if number not in whole:

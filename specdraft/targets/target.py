@@ -30,11 +30,9 @@ class TargetIdentity:
 
 
 class Target(LanguageModel):
-    """A frozen causal LM. Not an ``nn.Module``, so that no optimizer, checkpoint or engine ever takes it in.
-
-    ``engine`` runs its layers where they are sharded over the ranks: every pass then needs all of them. ``server``
-    reads packed sequences in place of the layers that are here.
-    """
+    """A frozen causal LM. Not an ``nn.Module``, so that no optimizer, checkpoint or engine ever takes it in. ``engine``
+    runs its layers where they are sharded over the ranks: every pass then needs all of them. ``server`` reads packed
+    sequences in place of the layers that are here."""
 
     engine: Any = None
     server: Server | None = None
@@ -78,15 +76,12 @@ class Target(LanguageModel):
             target.engine = engine
             return target
         if (placement == "remote") != (url is not None):
-            raise UserError(
-                f"target.placement is {placement} and target.url {url}: expected the address of a vLLM server, such as "
-                "http://localhost:8000, with remote and none with the others"
-            )
+            wanted = "the address of a vLLM server, http://localhost:8000 say, with remote and none with the others"
+            raise UserError(f"target.placement is {placement} and target.url {url}: expected {wanted}")
         if placement in ("device_map", "remote"):
             from specdraft.targets.device_map import device_map  # engines' environments do without accelerate
 
-            here = placement == "device_map"
-            places = device_map(name, revision, dtype, trust_remote_code, max_memory, layers_on_devices=here)
+            places = device_map(name, revision, dtype, trust_remote_code, max_memory, placement == "device_map")
             target = cls(*load(device_map=places), name, revision)
             target.server = None if url is None else Server(url)
             return target
@@ -121,8 +116,7 @@ class Target(LanguageModel):
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """All ids that end a generation, from the generation config, else from the configuration."""
-        generation = getattr(self.model, "generation_config", None)
-        ids = getattr(generation, "eos_token_id", None)
+        ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         if ids is None:
             ids = getattr(self.config, "eos_token_id", None)
         return frozenset([ids] if isinstance(ids, int) else ids or ())
@@ -134,28 +128,20 @@ class Target(LanguageModel):
         return self
 
     def default_layers(self) -> tuple[int, ...]:
-        """The three layers that EAGLE-3 fuses, ``(2, L//2, L-3)``: the defaults of every serving engine.
-
-        Shallow targets, where these collide, get the nearest three distinct layers. Raises UserError below 4 layers.
-        """
+        """The three layers that EAGLE-3 fuses, ``(2, L//2, L-3)``, as every serving engine has it; where these collide,
+        the nearest three distinct ones. Raises UserError below 4 layers."""
         layers = (2, self.num_layers // 2, self.num_layers - 3)
         if 2 < layers[1] < layers[2]:
             return layers
         if self.num_layers < 4:
-            raise UserError(
-                f"the target has {self.num_layers} layers: EAGLE-3 fuses three distinct inner layers and needs 4"
-            )
+            raise UserError(f"the target has {self.num_layers} layers: EAGLE-3 fuses three inner ones and needs 4")
         return (1, self.num_layers // 2, self.num_layers - 1)
 
     def check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """``layers`` as a tuple. Raises UserError unless sorted, distinct and within 1..L-1.
-
-        vLLM and TensorRT-LLM sort and deduplicate the ids, so any other order would be served wrongly.
-        """
+        """``layers`` as a tuple. Raises UserError unless sorted, distinct and within 1..L-1: vLLM and TensorRT-LLM sort
+        and deduplicate the ids, so any other order would be served wrongly."""
         checked = tuple(int(layer) for layer in layers)
         if list(checked) != sorted(set(checked)) or any(not 1 <= k < self.num_layers for k in checked):
-            raise UserError(
-                f"auxiliary layers are {list(checked)}: "
-                f"expected ascending, distinct numbers from 1 to {self.num_layers - 1}"
-            )
+            wanted = f"ascending, distinct numbers from 1 to {self.num_layers - 1}"
+            raise UserError(f"auxiliary layers are {list(checked)}: expected {wanted}")
         return checked

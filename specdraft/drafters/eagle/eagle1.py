@@ -28,12 +28,8 @@ from specdraft.targets import Features, Target
 
 
 class Eagle(EagleHead):
-    """The EAGLE-1 head.
-
-    vLLM's method ``eagle`` (``EagleLlamaForCausalLM``) loads ``fc.weight`` as it is and ``midlayer.*`` as
-    ``layers.0.*``: ``self_attn.{q,k,v,o}_proj.weight``, ``mlp.{gate,up,down}_proj.weight`` and
-    ``post_attention_layernorm.weight``. It shares embedding and LM head with the target if the file has neither.
-    """
+    """The EAGLE-1 head. vLLM's method ``eagle`` (``EagleLlamaForCausalLM``) loads ``fc.weight`` as it is and
+    ``midlayer.*`` as ``layers.0.*``, and shares embedding and LM head with the target if the file has neither."""
 
     training_options = EagleHead.training_options | {"regression_weight", "distillation_weight", "feature_noise"}
 
@@ -45,18 +41,14 @@ class Eagle(EagleHead):
         feature_noise: float = 0.0,
         **shared: Any,
     ) -> None:
-        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. The weights are those of the two
-        parts of the loss, ``feature_noise`` the bound of the noise in training (section 3.2; the paper's is 0.1).
-
-        Raises UserError for weights that leave nothing to learn, a negative bound, and as ``EagleHead`` does.
-        """
+        """Build with random weights; ``shared`` is what every ``EagleHead`` takes, ``feature_noise`` the bound of the
+        noise in training (section 3.2; the paper's is 0.1). Raises UserError for weights of the loss's two parts that
+        leave nothing to learn, a negative bound, and as ``EagleHead`` does."""
         arguments = constructor_arguments(locals())
         super().__init__(ttt_steps=ttt_steps, **shared)
         if min(regression_weight, distillation_weight) < 0 or regression_weight + distillation_weight == 0:
-            raise UserError(
-                f"regression_weight is {regression_weight} and distillation_weight {distillation_weight}: "
-                "expected none below 0 and one above"
-            )
+            given = f"regression_weight is {regression_weight} and distillation_weight {distillation_weight}"
+            raise UserError(f"{given}: expected none below 0 and one above")
         if feature_noise < 0:
             raise UserError(f"feature_noise is {feature_noise}: expected 0 (none) or the bound of a uniform noise")
         self.regression_weight, self.distillation_weight = regression_weight, distillation_weight
@@ -77,10 +69,8 @@ class Eagle(EagleHead):
     ) -> "Eagle":
         """A head shaped like one layer of ``target``. Raises UserError for a draft vocabulary that is not the whole."""
         if draft_vocabulary is not None and len(draft_vocabulary) != target.vocab_size:
-            raise UserError(
-                f"the draft vocabulary has {len(draft_vocabulary)} tokens: EAGLE-1 drafts with the target's own LM "
-                "head and expects the whole vocabulary; set model.draft_vocab_size=null"
-            )
+            given = f"the draft vocabulary has {len(draft_vocabulary)} of {target.vocab_size} ids"
+            raise UserError(f"{given}: EAGLE-1, with the target's head, expects all; set model.draft_vocab_size=null")
         head = cls(**shape_of(target, intermediate_size), **options)
         head.bind(target)
         return head
@@ -98,9 +88,7 @@ class Eagle(EagleHead):
 
     def augment(self, features: Features, generator: torch.Generator) -> Features:
         """Uniform noise on what the head reads, so that it bears its own errors; ``last``, what it is to match, stays.
-
-        The head reads no auxiliary states, so they take the disturbed ones, ``[B, T, H]``.
-        """
+        The head reads no auxiliary states, so they take the disturbed ones, ``[B, T, H]``."""
         if self.feature_noise == 0:
             return features
         last = features.last.to(torch.promote_types(features.last.dtype, torch.float32))

@@ -40,11 +40,8 @@ class Eagle3(DraftVocabulary, EagleHead):
         norm_output: bool = False,
         **shared: Any,
     ) -> None:
-        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. The draft vocabulary is
-        0..Vd-1 until ``set_draft_vocabulary``.
-
-        Raises UserError for a draft vocabulary larger than the vocabulary, and as ``EagleHead`` does.
-        """
+        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. Raises UserError as it does, and for
+        a draft vocabulary (0..Vd-1 until ``set_draft_vocabulary``) larger than the vocabulary."""
         arguments = constructor_arguments(locals())
         super().__init__(**shared)
         self._arguments |= arguments
@@ -69,15 +66,10 @@ class Eagle3(DraftVocabulary, EagleHead):
         **options: Any,
     ) -> "Eagle3":
         """A head shaped like one layer of ``target``; its projection starts from the target's own rows.
-
-        draft_vocabulary: ascending target ids ``[Vd]``; None for the whole vocabulary.
-        """
-        head = cls(
-            draft_vocab_size=target.vocab_size if draft_vocabulary is None else len(draft_vocabulary),
-            layers=target.check_layers(target.default_layers() if layers is None else layers),
-            **shape_of(target, intermediate_size),
-            **options,
-        )
+        draft_vocabulary: ascending target ids ``[Vd]``; None for the whole vocabulary."""
+        size = target.vocab_size if draft_vocabulary is None else len(draft_vocabulary)
+        layers = target.check_layers(target.default_layers() if layers is None else layers)
+        head = cls(size, layers, **shape_of(target, intermediate_size), **options)
         if draft_vocabulary is not None:
             head.set_draft_vocabulary(draft_vocabulary)
         rows = target.head.weight.detach()[head.draft_ids.to(target.device)]

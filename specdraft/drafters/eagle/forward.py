@@ -144,44 +144,28 @@ class UnrolledKeys:
     def __init__(self, starts: Tensor, queries: Tensor, block: int = QUERY_BLOCK) -> None:
         """starts: ``[R]`` first position of each one's document. queries: ``[n]`` ascending positions, of step 0."""
         self.starts, self.queries, self.block = starts, queries, block
-        self.first: tuple[Tensor, Tensor] | None = None  # of step 0: keys, values [R, Hk, d]
-        self.later: list[tuple[Tensor, Tensor]] = []  # of each later step: keys, values [n, Hk, d]
+        self.pairs: list[tuple[Tensor, Tensor]] = []  # keys, values: of step 0 [R, Hk, d], of each later one [n, Hk, d]
 
     def narrow(self, kept: Tensor) -> None:
         """Go on with some of the queries, ``kept [m]`` (indices into the present ones)."""
         self.queries = self.queries[kept]
-        self.later = [(key[kept], value[kept]) for key, value in self.later]
+        self.pairs[1:] = [(key[kept], value[kept]) for key, value in self.pairs[1:]]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend ``[n, Hq, d] -> [n, Hq, d]``; key and value ``[R, Hk, d]`` at step 0, ``[n, Hk, d]`` later."""
-        if self.first is None:
-            self.first = (key, value)
-        else:
-            self.later.append((key, value))
-        first_key, first_value = self.first
+        self.pairs.append((key, value))
+        (first_key, first_value), *later = self.pairs
         outputs = []
         for start in range(0, len(self.queries), self.block):
             part = slice(start, start + self.block)
             queries = self.queries[part]  # [b]
             low, high = int(self.starts[queries[0]]), int(queries[-1]) + 1  # they ascend, and so do their documents
-            own = [(k[part], v[part]) for k, v in self.later]
-            keys = torch.stack([k for k, _ in own], dim=2) if own else None  # [b, Hk, s, d]
-            values = torch.stack([v for _, v in own], dim=2) if own else None
+            own_keys = torch.stack([k[part] for k, _ in later], dim=2) if later else None  # [b, Hk, s, d]
+            own_values = torch.stack([v[part] for _, v in later], dim=2) if later else None
             column = torch.arange(low, high, device=queries.device)
             hidden = (column > queries[:, None]) | (column < self.starts[queries][:, None])  # [b, w]
-            outputs.append(
-                checkpoint(
-                    attend_block,
-                    query[part],
-                    first_key[low:high],
-                    first_value[low:high],
-                    keys,
-                    values,
-                    hidden,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-            )
+            given = query[part], first_key[low:high], first_value[low:high], own_keys, own_values, hidden
+            outputs.append(checkpoint(attend_block, *given, use_reentrant=False, preserve_rng_state=False))
         return torch.cat(outputs)
 
 

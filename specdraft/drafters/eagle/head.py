@@ -1,22 +1,30 @@
-"""What EAGLE heads share: their arguments, the target's embedding, and a loss over the unrolled steps.
+"""The EAGLE head: its arguments, its loss over the unrolled steps, and how it drafts.
 
-R = positions of the flat batch, N = positions of a pass, n = queries, H = hidden size (the target's), Vd = draft
-vocabulary.
+R = positions of the flat batch, N = positions of a pass, n = positions of a request or a step, m = those of them that
+are queries, H = hidden size (the target's), Hq / Hk = query / key-value heads, d = head size, Vd = draft vocabulary.
 
-The forward is in ``forward.py``, drafting in ``drafting.py``: one ``_read`` serves both, and only the keys that it
-attends to differ. The embedding is the target's: borrowed, never copied.
+One ``_read`` serves training (``forward.py``) and drafting, and only the keys that it attends to differ. The embedding
+is the target's: borrowed, never copied.
 """
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import LlamaConfig
 
+from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding.sampling import Generators, Sampling
+from specdraft.decoding.shapes import Shape
+from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import Alignment, align, count_supervised
-from specdraft.drafters.base import TrainingLoss, constructor_arguments
-from specdraft.drafters.eagle.drafting import EagleDrafting
+from specdraft.drafters.base import BatchDrafter, TrainingLoss, constructor_arguments
+from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
 from specdraft.drafters.eagle.forward import Attend, Output, unroll
 from specdraft.drafters.eagle.rotary import RotaryTable
 from specdraft.errors import UserError
@@ -28,7 +36,15 @@ from specdraft.targets.batch import Batch
 _ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's angle depends on how long the text is
 
 
-class EagleHead(EagleDrafting):
+@dataclass
+class EagleState:
+    """A request: the keys and values of all emitted positions, and the output at the last one (n = 1)."""
+
+    keys: RewindableCache
+    output: Output = field(init=False)
+
+
+class EagleHead(BatchDrafter):
     """A head of the family; a subclass says what the feature is, what the layer reads, and what is learned."""
 
     target: Target
@@ -50,11 +66,8 @@ class EagleHead(EagleDrafting):
         step_decay: float = 0.8,
         divergence: str | Mapping[str, Any] = "forward_kl",
     ) -> None:
-        """Keep what all heads have.
-
-        Raises UserError for an unknown divergence, no training-time-test step, and rotary angles that change with the
-        length of the text.
-        """
+        """Raises UserError for an unknown divergence, no training-time-test step, and rotary angles that change with
+        the length of the text."""
         arguments = constructor_arguments(locals())
         super().__init__()
         if rope_parameters.get("rope_type") in _ROPE_BY_LENGTH:
@@ -67,9 +80,22 @@ class EagleHead(EagleDrafting):
         self._arguments = arguments
         self.vocab_size, self.ttt_steps, self.step_decay = vocab_size, ttt_steps, step_decay
         self.divergence = divergence_of(divergence)
-        training = {"vocab_size", "ttt_steps", "step_decay", "divergence"}
-        self.layer_config = LlamaConfig(**{name: arguments[name] for name in arguments.keys() - training})
+        of_layer = arguments.keys() - EagleHead.training_options - {"vocab_size"}
+        self.layer_config = LlamaConfig(**{name: arguments[name] for name in of_layer})
         self.rotary = RotaryTable(self.layer_config)
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> Vocabulary:
+        """The draft vocabulary."""
+
+    @abstractmethod
+    def _feature(self, features: Features) -> Tensor:
+        """The target's features ``[B, T, ...]`` as the head reads them, ``[B * T, H]``."""
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``[n, Vd]`` of ``hidden [n, H]``."""
 
     @abstractmethod
     def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
@@ -114,12 +140,90 @@ class EagleHead(EagleDrafting):
 
     def activation_bytes(self, tokens: int, element: int) -> float:
         """The layer's inputs at every step, and the target's features."""
-        config = self.layer_config
-        hidden, inner = config.hidden_size, config.intermediate_size
+        config, hidden = self.layer_config, self.layer_config.hidden_size
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
         # residuals, norms and their fp32 copies, embedding and feature, q k v and rotated q k, attention out, gated MLP
-        per_row = self.ttt_steps * (14 * hidden + 2 * attention + 4 * inner) + len(self.layers) * hidden
+        per_step = 14 * hidden + 2 * attention + 4 * config.intermediate_size
+        per_row = self.ttt_steps * per_step + len(self.layers) * hidden
         return float(per_row * tokens * element)
+
+    def start(self, first_token: int, max_length: int) -> EagleState:
+        """An empty state; the first token has no feature before it, so the head never sees it."""
+        return EagleState(RewindableCache(1, max_length))
+
+    def advance(self, state: EagleState, tokens: Tensor, features: Features) -> None:
+        """Append what was emitted; its keys replace those of what was drafted there."""
+        self.advance_batch([state], [tokens], [features])
+
+    def advance_batch(
+        self, states: Sequence[EagleState], tokens: Sequence[Tensor], features: Sequence[Features]
+    ) -> None:
+        """In one pass over the positions of all requests."""
+        together = type(features[0])(*(torch.cat(parts, dim=1) for parts in zip(*features, strict=True)))
+        outputs = self._append([state.keys for state in states], tokens, self._feature(together))
+        for state, output in zip(states, outputs, strict=True):
+            state.output = output
+
+    def draft_batch(
+        self, states: Sequence[EagleState], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
+    ) -> list[DraftTree]:
+        """A pass for each level of all drafts; every node reads the feature that its parent gave."""
+        emitted = [state.keys.length for state in states]
+        outputs = {number: state.output for number, state in enumerate(states)}
+
+        def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:
+            requests = [states[number].keys for number in levels]
+            feature = torch.cat([outputs[number].feature[level.parents] for number, level in levels.items()])
+            # All of a level stand at one position.
+            positions = [[emitted[number] + level.depth - 1] * len(level.tokens) for number, level in levels.items()]
+            tokens, seen = [level.tokens for level in levels.values()], [level.seen for level in levels.values()]
+            read = self._append(requests, tokens, feature, positions, seen)
+            outputs.update(zip(levels, read, strict=True))
+            return self._logits(torch.cat([output.hidden for output in read])).split([len(each) for each in tokens])
+
+        logits = self._logits(torch.cat([output.hidden for output in outputs.values()]))
+        drafts = grow_batch(logits, expand, shapes, sampling, generators, self.vocabulary)
+        for state, length in zip(states, emitted, strict=True):
+            state.keys.crop(length)
+        return drafts
+
+    def _append(
+        self,
+        requests: Sequence[RewindableCache],
+        tokens: Sequence[Tensor],
+        feature: Tensor,
+        positions: Sequence[Sequence[int]] | None = None,
+        seen: Sequence[Tensor | None] | None = None,
+    ) -> list[Output]:
+        """Read tokens ``[n]`` after the keys of each request in one pass; feature ``[sum of n, H]``. Of text the output
+        at the last token of each; of a level of drafts, with ``positions`` and ``seen`` as in ``attend_cached``, that
+        at every node."""
+        added = [len(each) for each in tokens]
+        if positions is None:
+            positions = [range(keys.length, keys.length + count) for keys, count in zip(requests, added, strict=True)]
+        flat = list(chain.from_iterable(positions))
+        cos, sin = self.rotary(max(flat) + 1, next(self.parameters()))
+        here = torch.tensor(flat, device=cos.device)
+        asked, masks = (added, seen) if seen is not None else ([1] * len(added), [None] * len(added))
+        queries = slice(None) if seen is not None else torch.tensor([end - 1 for end in accumulate(added)]).to(here)
+
+        def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            parts = zip(requests, query.split(asked), key.split(added), value.split(added), masks, strict=True)
+            return torch.cat([attend_cached(*given) for given in parts])
+
+        output = self._read(torch.cat(list(tokens)), feature, Attend(cos[here], sin[here], attention, queries))
+        return [Output(*parts) for parts in zip(*(part.split(asked) for part in output), strict=True)]
+
+
+def attend_cached(cache: RewindableCache, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+    """Append key and value ``[n, Hk, d]``; attend with the queries ``[m, Hq, d]`` of the last m positions. seen: bool
+    ``[m, D]``, which of the last D positions each query may attend to (a draft tree), with all before; None: a single
+    query, which sees everything."""
+    assert seen is not None or len(query) == 1
+    keys, values = cache.update(key.transpose(0, 1)[None], value.transpose(0, 1)[None], 0)  # [1, Hk, all, d]
+    mask = None if seen is None else pad(seen, (keys.shape[2] - seen.shape[1], 0), value=True)
+    attended = scaled_dot_product_attention(query.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True)
+    return attended[0].transpose(0, 1)
 
 
 def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:

@@ -8,14 +8,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 
 class RotaryTable:
-    """Cos and sin of all positions up to the largest that was asked for.
-
-    Not a module: ranks read positions of different size, so they extend their tables in different steps, and under
-    ZeRO-3 a module that one rank calls and another does not makes both wait for ever.
-    """
+    """Cos and sin of all positions up to the largest that was asked for; for angles that do not depend on the length of
+    the text. Not a module: ranks extend their tables in different steps, and under ZeRO-3 a module that one rank calls
+    and another does not makes both wait for ever."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        """For rotary angles that do not depend on the length of the text."""
         self.config = config
         self._frequencies: tuple[Tensor, float] | None = None  # fp32 [d / 2] on the CPU, and the scale of cos and sin
         self._table: tuple[Tensor, Tensor] | None = None

@@ -6,13 +6,16 @@ import pytest
 import torch
 from transformers import Phi3Config, Phi3ForCausalLM
 
+from specdraft.decoding.cache import RewindableCache
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.alignment import align
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_tree_builder import grow
-from specdraft.drafters.eagle import Eagle, Eagle3, drafting
+from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.eagle import head as head_module
+from specdraft.drafters.eagle.head import attend_cached
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
@@ -96,7 +99,7 @@ def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape, mo
 
         return grow(logits, expand_and_note, *rest)
 
-    replace_growth(monkeypatch, drafting, watched)
+    replace_growth(monkeypatch, head_module, watched)
     state = begun(head, packed)
     head.draft(state, shape, Sampling(), None)
     above, checked = [[]], 0
@@ -334,3 +337,18 @@ def test_flops_are_those_that_a_step_takes(kind, steps):
     assert forward + backward - attention == pytest.approx(matrices / length, rel=0.05 if kind is Eagle else 0.02)
     assert attention == pytest.approx(counted.count["bmm"] / 2 / length, rel=0.3)
     assert backward > forward > attention / 3
+
+
+def test_cached_attention_equals_uncached_and_forgets_drafts():
+    g = torch.Generator().manual_seed(1)
+    key, value = (torch.randn(7, 2, 6, generator=g, dtype=torch.float64) for _ in range(2))
+    query = torch.randn(1, 4, 6, generator=g, dtype=torch.float64)
+    whole = attend_cached(RewindableCache(1, 7), query, key, value, None)
+
+    cached = RewindableCache(1, 2)  # smaller than what comes: it grows
+    attend_cached(cached, query, key[:4], value[:4], None)
+    attend_cached(cached, query, key[:2] + 1, value[:2] - 1, None)  # drafted, then rejected
+    cached.crop(4)
+    last = attend_cached(cached, query, key[4:], value[4:], None)
+    torch.testing.assert_close(last, whole, rtol=1e-12, atol=1e-12)
+    assert cached.length == 7
