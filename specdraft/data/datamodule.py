@@ -6,36 +6,31 @@ R = packed sequences, T = tokens in a sequence, B = sequences in a batch, V = ta
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from specdraft.data.packing import PackedData
 from specdraft.data.preparation import Preparation, Split
-from specdraft.data.regeneration import Engine
 from specdraft.data.regeneration.in_process import InProcess
+from specdraft.data.regeneration.request import Engine
 from specdraft.data.sampler import ResumableSampler
 from specdraft.data.sources.base import Source
 from specdraft.data.store import Store, StoredData
 from specdraft.data.tokenization.chat import RefusedError, opening_ids
-from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count_supervised, coverage
+from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count, coverage
+from specdraft.drafters.base import Drafter
 from specdraft.errors import UserError
+from specdraft.targets import Target
 from specdraft.targets.batch import Batch
-
-if TYPE_CHECKING:
-    from specdraft.drafters.base import Drafter
-    from specdraft.targets import Target
 
 
 class DataModule(LightningDataModule):
-    """Packed batches of a source's conversations, answered by the target or as they are.
-
-    ``prepare(target)`` does all the work; the loaders, counts and prompts are there afterwards. The module's own
-    sampler and state keep the order of batches and the place in it: use ``Trainer(use_distributed_sampler=False)``.
-    """
+    """Packed batches of a source's conversations, once ``prepare(target)`` has done all the work. The module's own
+    sampler and state keep the order of batches and the place in it: use ``Trainer(use_distributed_sampler=False)``."""
 
     def __init__(
         self,
@@ -46,22 +41,17 @@ class DataModule(LightningDataModule):
         seed: int = 0,
         **preparation: Any,
     ) -> None:
-        """Check the settings; nothing is read yet. ``preparation``: those of ``Preparation``.
-
-        ``num_workers`` processes of each loader read sequences. With ``store``, a directory, sequences and hidden
-        states come from there. Raises UserError.
-        """
+        """Nothing is read yet. ``num_workers`` processes of each loader read sequences; with ``store``, a directory,
+        these and hidden states come from there. ``preparation``: settings of ``Preparation``. Raises UserError."""
         super().__init__()
         if batch_size < 1 or num_workers < 0:
-            raise UserError(
-                f"data.batch_size is {batch_size} and data.num_workers {num_workers}: expected a positive number of "
-                "sequences per device and no negative number of workers"
-            )
+            said = f"data.batch_size is {batch_size} and data.num_workers {num_workers}"
+            raise UserError(f"{said}: expected at least 1 and at least 0")
         self.preparation = Preparation(source, seed=seed, **preparation)
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self.store_path = Path(store).expanduser() if store else None
         self._store: Store | None = None
-        self._target: Target | None = None
+        self._target: Target  # of ``prepare``
         self._splits: dict[str, Split] = {}
         self._sampler: ResumableSampler | None = None
         self._resume: dict[str, Any] | None = None
@@ -71,19 +61,14 @@ class DataModule(LightningDataModule):
         """The module whose source reads ``path``: so that the path of the data is a setting beside the others."""
         return cls(source(path), **settings)
 
-    # --- preparation ------------------------------------------------------------------------------------------------
-
-    def prepare(self, target: "Target", engine: Engine | None = None) -> None:
+    def prepare(self, target: Target, engine: Engine | None = None) -> None:
         """Read, regenerate (or find in the cache), tokenize, pack and count; or open the store. Raises UserError.
-
-        ``engine`` lets the target answer; None: in this process.
-        """
+        ``engine`` lets the target answer; None: in this process."""
         self._target = target
         if self.store_path is None:
             with closing(engine or InProcess()) as answering:
-                self._splits = {
-                    split: self.preparation.prepare(target, split, answering) for split in ("train", "validation")
-                }
+                for split in ("train", "validation"):
+                    self._splits[split] = self.preparation.prepare(target, split, answering)
             return
         self._store = Store(self.store_path)
         self._store.check(target, self.preparation.settings())
@@ -93,15 +78,13 @@ class DataModule(LightningDataModule):
                 raise UserError(f"the store {self.store_path} does not describe its {split} split: write it again")
             counts = torch.zeros(target.vocab_size, dtype=torch.int64)
             for batch in data.blocks():
-                counts += count_supervised(batch, target.vocab_size)
+                counts += count(batch.input_ids[batch.loss_mask], target.vocab_size)
             self._splits[split] = Split(data, counts, about)
 
-    def check_reads(self, drafter: "Drafter") -> None:
+    def check_reads(self, drafter: Drafter) -> None:
         """Raises UserError if the drafter reads what the store, if there is one, does not hold."""
         if self._store is not None:
             self._store.origin.check(drafter.layers, drafter.reads_every_last)
-
-    # --- what the data holds ----------------------------------------------------------------------------------------
 
     @property
     def response_counts(self) -> Tensor:
@@ -110,7 +93,6 @@ class DataModule(LightningDataModule):
 
     def draft_vocabulary(self, size: int | None) -> Tensor:
         """Sorted target ids ``[Vd]`` for a draft vocabulary of ``size`` (None: all), the end marks among them."""
-        assert self._target is not None
         return build_draft_vocabulary(self.response_counts, size, self._target.eos_token_ids)
 
     def coverage(self, vocabulary: Tensor) -> dict[str, float]:
@@ -121,28 +103,22 @@ class DataModule(LightningDataModule):
         self, split: str, limit: int | None = None, max_new_tokens: int = 128
     ) -> list[tuple[str, list[int]]]:
         """Categories and token ids of prompts to decode: a random sample of those with room for ``max_new_tokens``."""
-        if self._target is None:
-            raise RuntimeError("call prepare(target) first")
         room = self._target.max_length - max_new_tokens
         found: list[tuple[str, list[int]]] = []
-        refused: RefusedError | None = None
+        said = f"no {split} prompt of {self.preparation.source.name} leaves room for {max_new_tokens} new tokens"
+        failure = UserError(f"{said} in the target's context of {self._target.max_length}: lower max_new_tokens")
         for conversation in self.preparation.source.conversations(split):
             if limit is not None and len(found) == limit:
                 break
             try:
                 ids = opening_ids(self._target.tokenizer, conversation)
             except RefusedError as error:  # counted and reported when the data was prepared
-                refused = error
+                failure = error
                 continue
             if len(ids) <= room:
                 found.append((conversation.category, ids))
-        if not found and refused is not None:
-            raise refused
         if not found:
-            raise UserError(
-                f"no {split} prompt of {self.preparation.source.name} leaves room for {max_new_tokens} new "
-                f"tokens in the target's context of {self._target.max_length}: lower max_new_tokens"
-            )
+            raise failure
         return found
 
     @property
@@ -156,31 +132,28 @@ class DataModule(LightningDataModule):
 
     def describe(self) -> dict[str, Any]:
         """The numbers that a run logs about its data."""
-        preparation = self.preparation
+        made = self.preparation
         about: dict[str, Any] = {
-            "source": preparation.source.name,
-            "regenerated": preparation.regenerate,
-            "temperatures": list(preparation.generation.temperatures) if preparation.regenerate else [],
-            "sequence_length": preparation.sequence_length,
+            "source": made.source.name,
+            "regenerated": made.regenerate,
+            "temperatures": list(made.generation.temperatures) if made.regenerate else [],
+            "sequence_length": made.sequence_length,
             "hidden_states": f"stored in {self._store.contents.dtype}" if self._store else "computed",
         }
         for split in self._splits:
             about |= {f"{split}_{name}": value for name, value in self.about(split).items()}
         return about
 
-    # --- loaders ----------------------------------------------------------------------------------------------------
-
     def train_dataloader(self) -> DataLoader[Batch]:
         """Whole batches in the sampler's order, from where a resumed run left it."""
         rank, world_size = self._rank()
         accumulate = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
-        count = len(self._prepared("train").data)
-        sampler = ResumableSampler(count, self.batch_size, self.seed, rank, world_size, accumulate)
+        split = self._prepared("train")
+        sampler = ResumableSampler(len(split.data), self.batch_size, self.seed, rank, world_size, accumulate)
         if self._resume is not None:
-            if self._resume["data"] != self._fingerprint:
+            if self._resume["data"] != split.about["fingerprint"]:
                 raise UserError(
-                    "the checkpoint was trained on other data: resume with the data settings of that run, or start "
-                    "a new one"
+                    "the checkpoint was trained on other data: resume with its settings, or start a new run"
                 )
             sampler.load_state_dict(self._resume)
         self._sampler = sampler
@@ -198,17 +171,15 @@ class DataModule(LightningDataModule):
     def val_dataloader(self) -> DataLoader[Batch]:
         """All validation sequences, dealt out over the ranks; padding makes the shares equal."""
         rank, world_size = self._rank()
-        count = len(self._prepared("validation").data)
-        missing = -count % (self.batch_size * world_size)
-        return self._loader("validation", range(rank, count + missing, world_size))
+        size = len(self._prepared("validation").data)
+        missing = -size % (self.batch_size * world_size)
+        return self._loader("validation", range(rank, size + missing, world_size))
 
     def _loader(self, split: str, order: Iterable[int]) -> DataLoader[Batch]:
-        data: Dataset[Batch] = self._prepared(split).data
-        if self._store is not None and self._target is not None:
+        data = self._prepared(split).data
+        if self._store is not None:
             data = StoredData(self._store, split, self._target.dtype)
         return DataLoader(data, self.batch_size, sampler=order, num_workers=self.num_workers, collate_fn=_unchanged)
-
-    # --- resuming ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the stream of batches, as Lightning's loop has counted it; the same on every rank."""
@@ -217,7 +188,7 @@ class DataModule(LightningDataModule):
         # Not "completed": checkpoints are written by hooks that run before Lightning counts that.
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         place = self._sampler.state_dict(self.trainer.current_epoch, progress.processed)
-        return {"data": self._fingerprint} | place
+        return {"data": self._prepared("train").about["fingerprint"]} | place
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue there: takes effect when the training loader is made."""
@@ -228,17 +199,12 @@ class DataModule(LightningDataModule):
         _, world_size = self._rank()
         return self._resume["sequences"] // (self.batch_size * world_size) if self._resume else 0
 
-    @property
-    def _fingerprint(self) -> str:
-        return self._prepared("train").about["fingerprint"]
-
     def _prepared(self, split: str) -> Split:
         if split not in self._splits:
             raise RuntimeError("call prepare(target) first")
         return self._splits[split]
 
-    def _rank(self) -> tuple[int, int]:
-        """This process's rank and how many there are."""
+    def _rank(self) -> tuple[int, int]:  # and how many there are
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
 

@@ -4,15 +4,14 @@ R = packed sequences, T = tokens in a sequence, S = segments, E = examples, N = 
 
 Best-fit decreasing: examples from long to short, each into the fullest sequence that still takes it. An example longer
 than a sequence becomes several pieces, each a document of its own, so that every token to learn is learned once, most
-of them with their context.
-
-Lengths decide where everything goes: a sequence is a list of segments of the flat, memory-mapped tokens of
+of them with their context. A sequence is a list of segments of the flat, memory-mapped tokens of
 ``tokenization/cache.py``, and its tensors are made when it is asked for.
 """
 
 import hashlib
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -35,10 +34,8 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PackingReport:
-    """What packing made of the examples. ``split`` examples were longer than T; ``documents`` counts their pieces.
-
-    ``unsupervised`` examples had no token to learn and were left out.
-    """
+    """What packing made of the examples. ``split`` ones were longer than T; ``documents`` counts their pieces;
+    ``unsupervised`` ones had no token to learn and were left out."""
 
     sequences: int
     documents: int
@@ -67,10 +64,9 @@ class PackedData(Dataset[Batch], ABC):
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The sequences at ``indices``, as a batch: the loader asks for a whole batch at once."""
+        """The sequences at ``indices``, as a batch: loaders ask for a whole batch at once."""
 
     def __getitem__(self, index: int) -> Batch:
-        """One sequence, as a batch of one."""
         return self.__getitems__([index])
 
     def blocks(self) -> Iterator[Batch]:
@@ -89,8 +85,7 @@ class PackedSegments(PackedData):
 
     def __init__(self, tokens: Ints, segments: Segments, bounds: Longs, sequence_length: int) -> None:
         """``segments`` are in the order of the sequences; those of r are ``bounds[r]`` to ``bounds[r + 1]``."""
-        self.tokens, self.segments, self.bounds = tokens, segments, bounds
-        self.sequence_length = sequence_length
+        self.tokens, self.segments, self.bounds, self.sequence_length = tokens, segments, bounds, sequence_length
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -133,13 +128,10 @@ class PackedSegments(PackedData):
 
 class PackedTensor(PackedData):
     """Sequences that are one tensor ``[R, 3, T]`` int32, in memory or mapped from a file.
-
-    For every token its id, or ``~id`` if it is to be learned; its position; its document.
-    """
+    For every token its id, or ``~id`` if it is to be learned; its position; its document."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.sequence_length = tensor.shape[2]
+        self.tensor, self.sequence_length = tensor, tensor.shape[2]
 
     @classmethod
     def of(cls, batch: Batch) -> "PackedTensor":
@@ -151,12 +143,10 @@ class PackedTensor(PackedData):
         return len(self.tensor)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        found = padding(len(indices), self.sequence_length)
-        there = [place for place, index in enumerate(indices) if index < len(self)]
-        chosen = torch.tensor([indices[place] for place in there], dtype=torch.int64)
-        ids, positions, documents = self.tensor[chosen].long().unbind(1)
-        learned = ids < 0
-        values = (torch.where(learned, ~ids, ids), positions, documents, learned)
+        found, chosen = padding(len(indices), self.sequence_length), torch.tensor(indices, dtype=torch.int64)
+        there = chosen < len(self)
+        ids, positions, documents = self.tensor[chosen[there]].long().unbind(1)
+        values = (torch.where(ids < 0, ~ids, ids), positions, documents, ids < 0)
         for name, value in zip(vars(found), values, strict=True):
             getattr(found, name)[there] = value
         return found
@@ -194,52 +184,38 @@ def pack_flat(flat: Flat, sequence_length: int) -> tuple[PackedSegments, Packing
 
 def padding(count: int, sequence_length: int) -> Batch:
     """``count`` sequences of padding alone: id 0, document -1, nothing supervised."""
-    shape = (count, sequence_length)
-    return Batch(
-        input_ids=torch.zeros(shape, dtype=torch.int64),
-        position_ids=torch.arange(sequence_length).repeat(count, 1),
-        document_ids=torch.full(shape, -1),
-        loss_mask=torch.zeros(shape, dtype=torch.bool),
-    )
+    ids, positions = torch.zeros((count, sequence_length), dtype=torch.int64), torch.arange(sequence_length)
+    return Batch(ids, positions.repeat(count, 1), torch.full_like(ids, -1), torch.zeros_like(ids, dtype=torch.bool))
 
 
 def _segments(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], length: int) -> Segments:
     """Short examples as they are and the pieces of the long ones, in the order of the examples."""
     begins = np.cumsum(flat.lengths, dtype=np.int64) - flat.lengths
     numbers = np.flatnonzero(long)
-    pieces = np.array(
-        [
-            (example, begins[example] + start, size, context)
-            for example, tokens in zip(numbers, _read(flat.tokens, begins[numbers], flat.lengths[numbers]), strict=True)
-            for start, size, context in _pieces(tokens < 0, length)
-        ],
-        dtype=np.int64,
-    ).reshape(-1, 4)
+    pieces = [
+        (example, begins[example] + start, size, context)
+        for example, tokens in zip(numbers, _read(flat.tokens, begins[numbers], flat.lengths[numbers]), strict=True)
+        for start, size, context in _pieces(tokens < 0, length)
+    ]
+    examples, *parts = np.array(pieces, np.int64).reshape(-1, 4).T
     whole = np.flatnonzero(short)
-    order = np.argsort(np.concatenate([whole, pieces[:, 0]]), kind="stable")
-    return Segments(
-        np.concatenate([begins[whole], pieces[:, 1]])[order],
-        np.concatenate([flat.lengths[whole], pieces[:, 2].astype(np.int32)])[order],
-        np.concatenate([np.zeros(len(whole), np.int32), pieces[:, 3].astype(np.int32)])[order],
-    )
+    order = np.argsort(np.concatenate([whole, examples]), kind="stable")
+    wholes = (begins[whole], flat.lengths[whole], np.zeros(len(whole), np.int32))
+    joined = (np.concatenate([one, part.astype(one.dtype)])[order] for one, part in zip(wholes, parts, strict=True))
+    return Segments(*joined)
 
 
 def _read(tokens: Ints, begins: Longs, lengths: Ints) -> Iterator[Ints]:
     """Stretches of the tokens; of a mapped file they are read, as pages of the map would stay in memory."""
-    if not isinstance(tokens, np.memmap) or tokens.filename is None:
-        yield from (tokens[begin : begin + length] for begin, length in zip(begins, lengths, strict=True))
-        return
-    with Path(tokens.filename).open("rb") as file:
-        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
-            file.seek(begin * tokens.itemsize)
-            yield np.fromfile(file, np.dtype("<i4"), length)
+    file = tokens.filename if isinstance(tokens, np.memmap) else None
+    for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
+        offset = begin * tokens.itemsize
+        yield np.fromfile(file, "<i4", length, offset=offset) if file else tokens[begin : begin + length]
 
 
 def _pieces(mask: npt.NDArray[np.bool_], length: int) -> Iterator[tuple[int, int, int]]:
     """(start, size, context) of pieces of at most ``length`` tokens that supervise each token of the mask once.
-
-    A piece begins where the example does, or a quarter of ``length`` before its first token to learn, as context.
-    """
+    A piece begins where the example does, or a quarter of ``length`` before its first token to learn, as context."""
     learned = np.flatnonzero(mask)
     context, done = length // 4, 0
     while (place := np.searchsorted(learned, done)) < len(learned):
@@ -254,22 +230,20 @@ def _assign(lengths: Ints, capacity: int) -> tuple[Longs, Longs]:
     longest_first = np.argsort(-lengths, kind="stable")
     sequence_of = np.empty(len(lengths), dtype=np.int64)
     count = 0
-    room: dict[int, list[int]] = {}  # sequences by their free tokens; of equal ones the first is taken
-    sizes: list[int] = []  # the keys of ``room``, ascending: at most ``capacity``
+    room = defaultdict[int, list[int]](list)  # sequences by their free tokens; of equal ones the first is taken
+    sizes: list[int] = []  # of which ``room`` holds sequences, ascending: at most ``capacity``
     for place, length in enumerate(lengths[longest_first].tolist()):
         found = bisect_left(sizes, length)
         if found < len(sizes):
             free = sizes[found]
             sequence = heappop(room[free])
             if not room[free]:
-                del room[free], sizes[found]
+                del sizes[found]
         else:
             free, sequence, count = capacity, count, count + 1
         sequence_of[place] = sequence
-        left = free - length
-        if left:
-            if left not in room:
-                room[left] = []
+        if left := free - length:
+            if not room[left]:
                 insort(sizes, left)
             heappush(room[left], sequence)
     order = np.argsort(sequence_of, kind="stable")

@@ -1,11 +1,12 @@
 """From the conversations of a source to packed sequences: answered or as they are, tokenized, kept on disk, packed."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 import transformers
@@ -13,24 +14,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specdraft.data.packing import PackedData, pack_flat
-from specdraft.data.regeneration import (
-    Engine,
-    Regeneration,
-    RegenerationSettings,
-    cache_key,
-    default_cache_dir,
-    regenerate,
-)
-from specdraft.data.sources.base import Conversation, Selection, Source, list_ids
+from specdraft.data.regeneration.cache import Regeneration, cache_key, regenerate
+from specdraft.data.regeneration.request import Engine, RegenerationSettings
+from specdraft.data.sources.base import Conversation, Selection, Source, refusals
 from specdraft.data.sources.decontamination import Benchmark
 from specdraft.data.tokenization.cache import Flat, Notes, cached_examples, in_chunks
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.data.tokenization.tokenize import CHUNK, accepted, available_cores, tokenized
 from specdraft.errors import UserError
+from specdraft.targets import Target
 from specdraft.text import fingerprint
-
-if TYPE_CHECKING:
-    from specdraft.targets import Target
 
 # Conversations that hold what the benchmark asks; without room for an answer; ended by a turn without room; ended by
 # an answer that max_new_tokens cut; turns not asked for after it; without a safe loss mask or refused by the template.
@@ -40,9 +33,7 @@ COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "dropped", "unsa
 @dataclass(frozen=True)
 class Split:
     """Packed sequences, how often each id is to be learned ``[V]``, and what is logged about them (JSON-able).
-
-    ``about`` has the packing report, the ``COUNTS``, and the ``fingerprint`` of all sequences.
-    """
+    ``about`` has the packing report, the ``COUNTS``, and the ``fingerprint`` of all sequences."""
 
     data: PackedData
     counts: Tensor
@@ -79,18 +70,18 @@ class Preparation:
     @cached_property
     def generation(self) -> RegenerationSettings:
         """How the target answers."""
-        temperatures = tuple(float(temperature) for temperature in self.temperatures)
+        temperatures = tuple(map(float, self.temperatures))
         return RegenerationSettings(temperatures, self.max_new_tokens, self.generation_batch_size, self.seed)
 
     @cached_property
     def questions(self) -> Benchmark:
-        """The benchmark, for comparison."""
+        """Those of the benchmark, for comparison."""
         return Benchmark(self.benchmark)
 
     @property
     def cache(self) -> Path:
-        """Where answers and examples are kept."""
-        return Path(self.cache_dir).expanduser() if self.cache_dir else default_cache_dir()
+        """Where answers and examples are kept: ``cache_dir``, ``$SPECDRAFT_CACHE``, or ``~/.cache/specdraft``."""
+        return Path(self.cache_dir or os.environ.get("SPECDRAFT_CACHE") or "~/.cache/specdraft").expanduser()
 
     def settings(self) -> dict[str, Any]:
         """All that decides the sequences, JSON-able, as recorded with a store."""
@@ -117,36 +108,25 @@ class Preparation:
             else:
                 yield conversation
 
-    def answers(self, target: "Target", split: str, engine: Engine, notes: Notes) -> Regeneration:
+    def answers(self, target: Target, split: str, engine: Engine, notes: Notes) -> Regeneration:
         """The target's answers to the conversations of a split, by ``engine`` or from the cache. Raises UserError."""
-        return regenerate(
-            target,
-            self.without_benchmark(self.conversations(split), notes),
-            self.generation,
-            self.cache,
-            self._length(target),
-            f"{split} conversations",
-            engine,
-            self.source.max_malformed,
-        )
+        asked, said = self.without_benchmark(self.conversations(split), notes), f"{split} conversations"
+        room, limit = self._length(target), self.source.max_malformed
+        return regenerate(target, asked, self.generation, self.cache, room, said, engine, limit)
 
-    def prepare(self, target: "Target", split: str, engine: Engine) -> Split:
+    def prepare(self, target: Target, split: str, engine: Engine) -> Split:
         """Read, regenerate (or find in the cache), tokenize, pack and count. Raises UserError."""
-        examples = cached_examples(
-            self.cache / "prepared",
-            self._cache_key_fields(target, split),
-            target.vocab_size,
-            lambda notes: self._examples(target, split, engine, notes),
-        )
+        key, make = self._cache_key_fields(target, split), partial(self._examples, target, split, engine)
+        examples = cached_examples(self.cache / "prepared", key, target.vocab_size, make)
         packed, report = pack_flat(examples.flat, self._length(target))
         about = asdict(report) | {"fingerprint": fingerprint([examples.fingerprint, packed.digest().hex()])}
         return Split(packed, examples.counts, about | {name: examples.notes.counts[name] for name in COUNTS})
 
-    def _length(self, target: "Target") -> int:
+    def _length(self, target: Target) -> int:
         """Tokens in a packed sequence, of which the target must be able to read all."""
         return min(self.sequence_length, target.max_length)
 
-    def _cache_key_fields(self, target: "Target", split: str) -> dict[str, Any]:
+    def _cache_key_fields(self, target: Target, split: str) -> dict[str, Any]:
         """All that decides the examples; the split is named in messages that are kept with them."""
         return {
             "conversations": self.conversations(split).fingerprint,
@@ -157,8 +137,7 @@ class Preparation:
             "answers": [split, cache_key(target, self.generation, self._length(target))] if self.regenerate else None,
         }
 
-    def _examples(self, target: "Target", split: str, engine: Engine, notes: Notes) -> Iterator[Flat]:
-        """The examples of a split, in chunks."""
+    def _examples(self, target: Target, split: str, engine: Engine, notes: Notes) -> Iterator[Flat]:
         notes.counts |= dict.fromkeys(COUNTS, 0)
         found, where = self.conversations(split), f"{split} conversations of {self.source.name}"
         if self.regenerate:
@@ -166,10 +145,8 @@ class Preparation:
             notes.counts |= {name: getattr(done.counts, name) for name in COUNTS if hasattr(done.counts, name)}
             notes.counts["unsafe"] = done.counts.refused
             if done.refused:
-                notes.warnings.append(
-                    f"{len(done.refused)} of {done.counts.conversations} {where} are refused by the target's chat "
-                    f"template and end there ({list_ids([name for name, _ in done.refused])}): {done.refused[0][1]}"
-                )
+                said = f"{done.counts.conversations} {where} are refused by the target's chat template and end there"
+                notes.warnings.append(refusals(done.refused, said))
             yield from in_chunks(done.examples())
         else:
             bar = tqdm(found, desc=f"preparing {split} conversations", unit="", unit_scale=True, dynamic_ncols=True)
@@ -177,11 +154,9 @@ class Preparation:
             conversations = self.without_benchmark(bar, notes)
             chunks = tokenized(target.tokenizer, conversations, target.eos_token_ids, processes)
             yield from accepted(chunks, self.source.max_malformed, where, notes)
-        if notes.counts["overlapping"]:
-            notes.warnings.append(
-                f"{notes.counts['overlapping']} of {len(found)} {split} conversations hold what the benchmark asks and "
-                "are left out"
-            )
+        if overlapping := notes.counts["overlapping"]:
+            said = f"{overlapping} of {len(found)} {split} conversations hold what the benchmark asks and are left out"
+            notes.warnings.append(said)
 
 
 def _plain(value: Any) -> Any:

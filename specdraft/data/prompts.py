@@ -24,11 +24,8 @@ _FORMS = 'one of "prompt" (text), "messages" (list of {"role", "content"}) or "t
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation to continue: ``opening`` ends where the first answer begins.
-
-    ``follow_ups`` are further user turns, each asked after the answer to the one before it. ``origin`` says where
-    the prompt stands, for messages to the user.
-    """
+    """A conversation to continue: ``opening`` ends where the first answer begins, ``follow_ups`` are further user
+    turns, each asked after the answer to the one before it, and ``origin`` says in messages where the prompt stands."""
 
     id: str
     category: str
@@ -39,23 +36,29 @@ class Prompt:
 
 def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
     """The prompts of ``python-stdlib`` or of a ``.jsonl`` file, at most ``limit`` (default: 40, or the whole file).
-
-    Raises UserError for an unknown benchmark and for a missing, empty or malformed file.
-    """
+    Raises UserError for an unknown benchmark and for a missing, empty or malformed file."""
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}: expected a positive number of prompts")
     if benchmark == STDLIB:
-        return _stdlib_prompts(limit or STDLIB_LIMIT)
+        found = PythonStdlib().prompts("test", limit or STDLIB_LIMIT)
+        return [Prompt(c.id, c.category, c.prompt_messages, (), f"{STDLIB} {c.id}") for c in found]
     if not benchmark.endswith((".jsonl", ".json")):
         raise UserError(f"the benchmark {benchmark!r} is unknown: expected {STDLIB} or the path of a .jsonl file")
-    return _read_jsonl(Path(benchmark))[:limit]
+    try:
+        prompts = [_prompt(record) for record in read_lines(Path(benchmark))]
+    except FileNotFoundError:
+        raise UserError(f"the prompts file {benchmark} does not exist: check the path of benchmark=") from None
+    except OSError as error:
+        said = f"the prompts file {benchmark} cannot be read ({error.strerror})"
+        raise UserError(f"{said}: expected JSON Lines") from error
+    if not prompts:
+        raise UserError(f"the prompts file {benchmark} is empty: expected one JSON object a line with {_FORMS}")
+    return prompts[:limit]
 
 
 def benchmark_questions(benchmark: str, own: str | None = None) -> list[str]:
     """All that the user asks in a benchmark, which training must not see. Raises UserError as ``load_prompts``.
-
-    ``own`` is the benchmark that the source keeps out of training by itself: it gives no questions.
-    """
+    ``own`` is the benchmark that the source keeps out of training by itself: it gives no questions."""
     if benchmark == own:
         return []
     prompts = load_prompts(benchmark, ALL)
@@ -65,24 +68,18 @@ def benchmark_questions(benchmark: str, own: str | None = None) -> list[str]:
 
 def encode(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of a conversation up to where the next answer begins, by the target's own chat template.
-
-    A tokenizer without a template takes a lone message as plain text. Raises UserError for what cannot be rendered.
-    """
+    A tokenizer without a template takes a lone message as plain text. Raises UserError for what cannot be rendered."""
     if getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, messages)
     if len(messages) > 1:
-        raise UserError(
-            "the target's tokenizer has no chat template: it takes prompts of one message only, "
-            f"and this one has {len(messages)}"
-        )
+        said = "the target's tokenizer has no chat template"
+        raise UserError(f"{said}: it takes prompts of one message only, and this one has {len(messages)}")
     return list(tokenizer(messages[0]["content"])["input_ids"])
 
 
 def check_lengths(tokenizer: Any, prompts: Sequence[Prompt], max_length: int, max_new_tokens: int) -> None:
     """Raise UserError unless there are prompts and each fits the context of ``max_length`` tokens.
-
-    Of a conversation with follow-ups the longest possible history must fit, so that decoding cannot fail half-way.
-    """
+    Of a conversation with follow-ups the longest possible history must fit, so that decoding cannot fail half-way."""
     if not prompts:
         raise UserError("there are no prompts to decode: expected at least one")
     too_long: list[tuple[Prompt, int]] = []
@@ -100,32 +97,12 @@ def check_lengths(tokenizer: Any, prompts: Sequence[Prompt], max_length: int, ma
             too_long.append((prompt, length))
     if too_long:
         first, length = too_long[0]
-        longest = max(length for _, length in too_long)
         answers = " (earlier answers at their longest included)" if first.follow_ups else ""
         raise UserError(
             f"{len(too_long)} of {len(prompts)} prompts do not fit the target's context of {max_length} tokens with "
             f"room for an answer; the first is {first.origin} with {length} tokens{answers}, the longest has "
-            f"{longest}: shorten or remove them"
+            f"{max(length for _, length in too_long)}: shorten or remove them"
         )
-
-
-def _stdlib_prompts(limit: int) -> list[Prompt]:
-    return [
-        Prompt(c.id, c.category, c.prompt_messages, (), f"{STDLIB} {c.id}")
-        for c in PythonStdlib().prompts("test", limit)
-    ]
-
-
-def _read_jsonl(path: Path) -> list[Prompt]:
-    try:
-        prompts = [_prompt(record) for record in read_lines(path)]
-    except FileNotFoundError:
-        raise UserError(f"the prompts file {path} does not exist: check the path of benchmark=") from None
-    except OSError as error:
-        raise UserError(f"the prompts file {path} cannot be read ({error.strerror}): expected JSON Lines") from error
-    if not prompts:
-        raise UserError(f"the prompts file {path} is empty: expected one JSON object a line with {_FORMS}")
-    return prompts
 
 
 def _prompt(record: Record) -> Prompt:
@@ -136,23 +113,18 @@ def _prompt(record: Record) -> Prompt:
     if len(forms) != 1:
         found = f"has {' and '.join(forms)}" if forms else f"has only the keys {sorted(fields)}"
         raise UserError(f"{origin} {found}: expected exactly {_FORMS}")
-    opening: tuple[Message, ...]
     follow_ups: list[str] = []
     try:
-        if forms[0] == "prompt":
-            opening = (_user(text_of(fields, "prompt")),)
-        elif forms[0] == "turns":
-            first, *follow_ups = [text_of({"turn": turn}, "turn") for turn in list_of(fields, "turns")]
-            opening = (_user(first),)
+        if forms[0] == "messages":
+            opening = FORMS["messages"](fields)
         else:
-            opening = tuple(FORMS["messages"](fields))
+            turns = [{"turn": turn} for turn in list_of(fields, "turns")] if forms[0] == "turns" else []
+            first, *follow_ups = [text_of(turn, "turn") for turn in turns] or [text_of(fields, "prompt")]
+            opening = [{"role": "user", "content": first}]
     except MalformedError as error:
         raise UserError(f"{origin}: {error}; expected {_FORMS}") from error
     if opening[-1]["role"] == "assistant":
         raise UserError(f"{origin}: the last message is the assistant's; expected one that the target can answer")
     identity = fields.get("id", fields.get("question_id", record.line.number if record.line else ""))
-    return Prompt(str(identity), str(fields.get("category") or "uncategorized"), opening, tuple(follow_ups), origin)
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
+    category = str(fields.get("category") or "uncategorized")
+    return Prompt(str(identity), category, tuple(opening), tuple(follow_ups), origin)

@@ -12,13 +12,10 @@ from specdraft.errors import UserError
 class ResumableSampler(Sampler[int]):
     """Indices of the packed sequences of one rank.
 
-    The epoch's permutation depends on seed and epoch alone. It is split into global batches of
-    ``batch_size * world_size`` sequences, of which each rank takes its part, so that two ranks see together what one
-    rank with twice the batch size sees; ``accumulate`` consecutive ones make an optimizer step. Sequences that do not
-    fill a last step wait for another epoch's permutation.
-
-    Lightning calls ``set_epoch``. ``__len__`` is always that of a whole epoch: a resumed Lightning loop subtracts the
-    batches it has already seen.
+    The epoch's permutation depends on seed and epoch alone. Each rank takes its part of each global batch of
+    ``batch_size * world_size`` sequences, so that two ranks see together what one rank with twice the batch size sees;
+    ``accumulate`` consecutive ones make an optimizer step. Sequences that do not fill a last step wait for another
+    epoch's permutation. Lightning calls ``set_epoch``.
     """
 
     def __init__(
@@ -36,35 +33,25 @@ class ResumableSampler(Sampler[int]):
         self.epoch = 0
         self._resumed: tuple[int, int] | None = None  # (epoch, sequences of it that are done)
         self._order: tuple[int, torch.Tensor] | None = None  # (epoch, its permutation)
-        if num_sequences < self.global_batch_size * accumulate:
+        # Sequences that all ranks consume at a time, in a step, and in an epoch.
+        self.global_batch_size = batch_size * world_size
+        self.step_sequences = self.global_batch_size * accumulate
+        self.sequences_per_epoch = num_sequences // self.step_sequences * self.step_sequences
+        if not self.sequences_per_epoch:
             batches = f", {accumulate} batches accumulated" if accumulate > 1 else ""
-            step = self.global_batch_size * accumulate
             raise UserError(
-                f"the training data packs into {num_sequences} sequences, one step takes {step} "
-                f"(data.batch_size={batch_size} on {world_size} devices{batches}): lower data.batch_size or use more "
-                "data"
+                f"the training data packs into {num_sequences} sequences, one step takes {self.step_sequences} "
+                f"(data.batch_size={batch_size} on {world_size} devices{batches}): lower it or use more data"
             )
 
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences that all ranks consume at a time."""
-        return self.batch_size * self.world_size
-
-    @property
-    def sequences_per_epoch(self) -> int:
-        """Sequences that all ranks consume in an epoch."""
-        step = self.global_batch_size * self.accumulate
-        return self.num_sequences // step * step
-
     def __len__(self) -> int:
-        """Sequences of this rank in a whole epoch."""
+        """Sequences of this rank in a whole epoch: a resumed Lightning loop subtracts the batches it has seen."""
         return self.sequences_per_epoch // self.world_size
 
     def __iter__(self) -> Iterator[int]:
         """The sequences of this rank that are left in the epoch."""
-        done = 0
-        if self._resumed is not None and self._resumed[0] == self.epoch:
-            done = self._resumed[1]
+        resumed, sequences = self._resumed or (-1, 0)
+        done = sequences if resumed == self.epoch else 0
         for start in range(done, self.sequences_per_epoch - self.global_batch_size + 1, self.global_batch_size):
             yield from self._mine(start)
 
@@ -92,7 +79,7 @@ class ResumableSampler(Sampler[int]):
             "sequences": batches * self.global_batch_size,
             "num_sequences": self.num_sequences,
             "seed": self.seed,
-            "step_sequences": self.global_batch_size * self.accumulate,
+            "step_sequences": self.step_sequences,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -100,20 +87,15 @@ class ResumableSampler(Sampler[int]):
         another number of sequences."""
         for name in ("num_sequences", "seed"):
             if state[name] != getattr(self, name):
-                raise UserError(
-                    f"the checkpoint was trained on other data ({name} was {state[name]}, now {getattr(self, name)}): "
-                    "resume with the settings of that run, or start a new one"
-                )
-        step = self.global_batch_size * self.accumulate
-        before = state["step_sequences"]
-        if before != step:
+                said = f"the checkpoint was trained on other data ({name} was {state[name]}, now {getattr(self, name)})"
+                raise UserError(f"{said}: resume with the settings of that run, or start a new one")
+        if (before := state["step_sequences"]) != self.step_sequences:
             raise UserError(
-                f"an optimizer step of the checkpoint takes {before} sequences, one of this run {step}: expected "
-                f"data.batch_size ({self.batch_size}) x devices ({self.world_size}) x "
+                f"an optimizer step of the checkpoint takes {before} sequences, one of this run {self.step_sequences}: "
+                f"expected data.batch_size ({self.batch_size}) x devices ({self.world_size}) x "
                 f"trainer.accumulate_grad_batches ({self.accumulate}) to be {before}; change one of them"
             )
-        epoch, done = state["epoch"], state["sequences"]
+        self.epoch, done = state["epoch"], state["sequences"]
         if done >= self.sequences_per_epoch:
-            epoch, done = epoch + 1, 0
-        self.epoch = epoch
-        self._resumed = (epoch, done)
+            self.epoch, done = self.epoch + 1, 0
+        self._resumed = (self.epoch, done)

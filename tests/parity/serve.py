@@ -22,8 +22,8 @@ from pathlib import Path
 import httpx
 import torch
 
-from specdraft.data.regeneration import Engine, Ids, RegenerationSettings, Request
 from specdraft.data.regeneration.in_process import InProcess
+from specdraft.data.regeneration.request import Engine, Ids, RegenerationSettings, Request
 from specdraft.data.regeneration.server import Server
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import opening_ids

@@ -6,8 +6,8 @@ import torch
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from omegaconf import OmegaConf
 
-from specdraft.data.regeneration import RegenerationSettings, Request
 from specdraft.data.regeneration.in_process import InProcess
+from specdraft.data.regeneration.request import RegenerationSettings, Request
 from specdraft.errors import UserError
 from specdraft.training import preflight
 from specdraft.training.planning import meta_target

@@ -12,21 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
 from specdraft.data.regeneration.dialogue import Dialogue, Outcome
 from specdraft.data.regeneration.request import Engine, RegenerationSettings
-from specdraft.data.regeneration.shards import Counts, Header, Shard
-from specdraft.data.sources.base import Conversation, list_ids
+from specdraft.data.regeneration.shards import Counts, Header, Journal, Shard
+from specdraft.data.sources.base import Conversation, refusals
 from specdraft.data.tokenization.chat import Example, tokenizer_fingerprint
 from specdraft.errors import UserError
-from specdraft.files import atomic_file, make_directory
+from specdraft.files import atomic_file, exclusive, make_directory
+from specdraft.targets import Target
 from specdraft.text import fingerprint
-
-if TYPE_CHECKING:
-    from specdraft.targets import Target
 
 _VERSION = 2  # of a shard's content: since 2 a conversation ends at an answer that was cut
 CONVERSATIONS_PER_SHARD = 512  # held in memory; a few batches of a GPU, so that lengths can be grouped
@@ -35,9 +33,7 @@ CONVERSATIONS_PER_SHARD = 512  # held in memory; a few batches of a GPU, so that
 @dataclass(frozen=True)
 class Regeneration:
     """Answered conversations on disk. ``manifest`` lists the shards, their counts and checksums.
-
-    ``refused``: (id, reason) of each conversation that the chat template did not take.
-    """
+    ``refused``: (id, reason) of each conversation that the chat template did not take."""
 
     shards: Sequence[Shard]
     counts: Counts
@@ -54,7 +50,7 @@ class Regeneration:
 
 
 def regenerate(
-    target: "Target",
+    target: Target,
     conversations: Iterable[Conversation],
     settings: RegenerationSettings,
     cache_dir: Path,
@@ -66,34 +62,36 @@ def regenerate(
     """Let the target answer every assistant's turn of every conversation, or find the answers in the cache.
 
     A turn whose prompt and ``max_new_tokens`` are more than ``room`` tokens ends its conversation. ``description``
-    names the conversations ("train conversations"). Raises UserError if the chat template refuses more than
-    ``max_refused``, if none has room, for a damaged cache, and for what the engine cannot do; what was answered before
-    stays.
+    names them ("train conversations"). Raises UserError if the chat template refuses more than ``max_refused``, if none
+    has room, for a damaged cache, and for what the engine cannot do; what was answered before stays.
     """
     folder = make_directory(cache_dir / "responses" / cache_key(target, settings, room))
-    work = _Work(target, settings, room, engine, description, max_refused)
-    total = len(conversations) if isinstance(conversations, Sequence) else None
-    with work.progress(total):
-        shards, others = list[Shard](), list[tuple[Shard, int, list[Conversation]]]()
+    bar = tqdm(
+        total=len(conversations) if isinstance(conversations, Sequence) else None,
+        desc=f"target answers {description}",
+        unit=" conversations",
+        dynamic_ncols=True,
+        disable=int(os.environ.get("LOCAL_RANK", 0)) > 0,  # one bar per machine
+    )
+    work = _Work(target, settings, room, engine, description, max_refused, bar)
+    shards, others = list[Shard](), list[tuple[Shard, int, list[Conversation]]]()
+    with bar:
         rest, first = iter(conversations), 0
         while part := list(islice(rest, CONVERSATIONS_PER_SHARD)):
-            shard = Shard(folder, first, part)
-            shards.append(shard)
-            others.append((shard, first, part))
+            shards.append(Shard(folder, first, part))
+            others.append((shards[-1], first, part))
             first += len(part)
             # The shards of other processes are looked at again, so that few conversations wait here at a time.
             others = [other for other in others if not work.do(*other, wait=False)]
         for other in others:
             work.do(*other, wait=True)
     headers = [work.headers[shard.name] for shard in shards]
-    counts = Counts.total(header.counts for header in headers)
+    counts = Counts(*map(sum, zip(*(header.counts for header in headers), strict=True)))
     if not counts.turns and work.refused and not counts.left_out:
         raise UserError(work.refused[0][1])
     if not counts.turns:
-        raise UserError(
-            f"none of the {counts.left_out} {description} fits {room} tokens with {settings.max_new_tokens} of "
-            "them for an answer: raise data.sequence_length or lower data.max_new_tokens"
-        )
+        said = f"none of the {counts.left_out} {description} fits {room} tokens with {settings.max_new_tokens} of them"
+        raise UserError(f"{said} for an answer: raise data.sequence_length or lower data.max_new_tokens")
     listed = [{"file": shard.path.name, **header.as_json()} for shard, header in zip(shards, headers, strict=True)]
     manifest = folder / f"manifest-{fingerprint([shard.name for shard in shards], 24)}.json"
     with atomic_file(manifest) as temporary:
@@ -102,12 +100,12 @@ def regenerate(
     return Regeneration(shards, counts, manifest, work.refused)
 
 
-def cache_key(target: "Target", settings: RegenerationSettings, room: int) -> str:
+def cache_key(target: Target, settings: RegenerationSettings, room: int) -> str:
     """A hash of all that decides the answers, besides the conversations."""
     return fingerprint(_cache_key_fields(target, settings, room), 24)
 
 
-def _cache_key_fields(target: "Target", settings: RegenerationSettings, room: int) -> dict[str, Any]:
+def _cache_key_fields(target: Target, settings: RegenerationSettings, room: int) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "target": asdict(target.identity),
@@ -123,77 +121,58 @@ def _cache_key_fields(target: "Target", settings: RegenerationSettings, room: in
 
 @dataclass
 class _Work:
-    """What it takes to answer a shard, and the progress of all of them."""
+    """What it takes to answer a shard, and the progress of all of them; ``bar`` is one over the conversations."""
 
-    target: "Target"
+    target: Target
     settings: RegenerationSettings
     room: int
     engine: Engine
     description: str
     max_refused: int
+    bar: tqdm
     headers: dict[str, Header] = field(default_factory=dict)
     refused: list[tuple[str, str]] = field(default_factory=list)
-
-    def progress(self, total: int | None) -> tqdm:
-        """A bar over the conversations."""
-        self._tokens, self._started = 0, time.perf_counter()
-        self._bar = tqdm(
-            total=total,
-            desc=f"target answers {self.description}",
-            unit=" conversations",
-            dynamic_ncols=True,
-            disable=int(os.environ.get("LOCAL_RANK", 0)) > 0,  # one bar per machine
-        )
-        return self._bar
+    tokens: int = 0
+    started: float = field(default_factory=time.perf_counter)
 
     def do(self, shard: Shard, first: int, conversations: Sequence[Conversation], wait: bool) -> bool:
-        """Answer the shard unless it is there; False if another process is at it and we do not ``wait``."""
+        """Answer the shard unless it is there; False if another process is at it and we do not ``wait``.
+        Raises UserError once too many conversations are refused, before more is answered."""
         header = shard.header()
         if header is None:
-            with shard.exclusive(wait) as held:
+            with exclusive(shard.lock, wait) as held:
                 if not held:
                     return False
                 header = shard.header() or self._answer(shard, first, conversations)
         self.headers[shard.name] = header
-        self._bar.update(header.counts.conversations)
+        self.bar.update(header.counts.conversations)
         if header.counts.refused:
             pairs = zip(conversations, shard.outcomes(), strict=True)
             self.refused += [(talk.id, outcome.refused) for talk, outcome in pairs if outcome.refused]
-            self._check_refused()
-        return True
-
-    def _check_refused(self) -> None:
-        """Before more is answered. Raises UserError."""
         if len(self.refused) > self.max_refused:
             seen = sum(header.counts.conversations for header in self.headers.values())
-            names = list_ids([name for name, _ in self.refused])
-            raise UserError(
-                f"{len(self.refused)} of the first {seen} {self.description} are refused by the target's chat "
-                f"template ({names}), and data.source.max_malformed is {self.max_refused}: mend them or raise it; the "
-                f"first: {self.refused[0][1]}"
-            )
+            said = f"the first {seen} {self.description} are refused by the target's chat template"
+            raise UserError(refusals(self.refused, said, self.max_refused))
+        return True
 
     def _answer(self, shard: Shard, first: int, conversations: Sequence[Conversation]) -> Header:
         dialogues = [
-            Dialogue(self.target, conversation, first + place, self.settings, self.room)
-            for place, conversation in enumerate(conversations)
+            Dialogue(self.target, conversation, number, self.settings, self.room)
+            for number, conversation in enumerate(conversations, first)
         ]
-        with shard.journal() as journal:
-            turn = 0
+        turn = 0
+        with Journal(shard.journal) as journal:
             while asked := {place: r for place, dialogue in enumerate(dialogues) if (r := dialogue.request())}:
                 answers, places = journal.known(turn), list(asked)
                 known = {number for number, place in enumerate(places) if place in answers}
                 for number, ids in self.engine.answers(self.target, list(asked.values()), self.settings, known):
                     answers[places[number]] = ids
                     journal.write(turn, places[number], ids)
-                    self._show_speed(len(ids))
+                    self.tokens += len(ids)
+                    speed = self.tokens / (time.perf_counter() - self.started)
+                    self.bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
+                    self.bar.update(0)
                 for place in places:
                     dialogues[place].take(answers[place])
                 turn += 1
         return shard.write(self.engine.name, [dialogue.outcome for dialogue in dialogues])
-
-    def _show_speed(self, tokens: int) -> None:
-        self._tokens += tokens
-        speed = self._tokens / (time.perf_counter() - self._started)
-        self._bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
-        self._bar.update(0)

@@ -9,14 +9,12 @@ belongs to that call.
 import hashlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.data.sources.base import Conversation, Message
 from specdraft.data.tokenization.chat import Example, RefusedError, answer_in_words, opening_ids, prompt_ids
-
-if TYPE_CHECKING:
-    from specdraft.targets import Target
+from specdraft.targets import Target
 
 Span = tuple[int, int]
 
@@ -45,14 +43,20 @@ class Outcome:
 
     def as_examples(self) -> list[Example]:
         """The examples to learn, with a mask that is True on the answers."""
-        return [Example(ids, _mask(len(ids), spans)) for ids, spans in self.examples]
+        found = []
+        for ids, spans in self.examples:
+            mask = [False] * len(ids)
+            for start, end in spans:
+                mask[start:end] = [True] * (end - start)
+            found.append(Example(ids, mask))
+        return found
 
 
 class Dialogue:
     """One conversation under way: ``request`` and ``take`` in turns until there is no request, then ``outcome``."""
 
     def __init__(
-        self, target: "Target", conversation: Conversation, number: int, settings: RegenerationSettings, room: int
+        self, target: Target, conversation: Conversation, number: int, settings: RegenerationSettings, room: int
     ) -> None:
         """``number`` is the conversation's place, which decides temperature and seeds; ``room`` counts tokens."""
         self.target, self.conversation, self.number = target, conversation, number
@@ -81,24 +85,22 @@ class Dialogue:
         if len(self._prompt) + self.settings.max_new_tokens > self.room:
             self._end_early()
             return None
-        cycle = self.settings.temperatures
-        temperature = cycle[self.number % len(cycle)]
-        return Request(self._prompt, tuple(self._said), self.conversation.tools, temperature, self._seed())
+        temperature = self.settings.temperatures[self.number % len(self.settings.temperatures)]
+        name = f"{self.settings.seed}/{self.number}/{self._turns}"
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+        return Request(self._prompt, tuple(self._said), self.conversation.tools, temperature, seed)
 
     def take(self, answer: Ids) -> None:
-        """The ids that the target answered the last request with.
-
-        No ids end the conversation, and so does an answer without an end mark: the later turns would continue from half
-        a sentence. It is learned without an end mark.
-        """
+        """The ids that the target answered the last request with. None at all end the conversation, and so does an
+        answer without an end mark, which is learned as it is: the later turns would continue from half a sentence."""
         if not answer:
             self._end_early()
             return
         self._rest.popleft()
         self._turns += 1
-        prompt = self._prompt
-        whole, spans, examples = [*prompt, *answer], [(len(prompt), len(prompt) + len(answer))], self.outcome.examples
-        if examples and prompt[: len(examples[-1][0])] == examples[-1][0]:
+        whole, examples = [*self._prompt, *answer], self.outcome.examples
+        spans = [(len(self._prompt), len(whole))]
+        if examples and self._prompt[: len(examples[-1][0])] == examples[-1][0]:
             spans = [*examples.pop()[1], *spans]
         examples.append((whole, spans))
         self._said.append(_reply(self.target, answer))
@@ -112,16 +114,10 @@ class Dialogue:
         self._rest.clear()
         self.outcome.shortened = self._turns > 0
 
-    def _seed(self) -> int:
-        name = f"{self.settings.seed}/{self.number}/{self._turns}"
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
-
-def answered_messages(conversation: Conversation, outcome: Outcome, target: "Target") -> list[dict[str, Any]]:
+def answered_messages(conversation: Conversation, outcome: Outcome, target: Target) -> list[dict[str, Any]]:
     """The conversation with the target's words in the place of the assistant's, as far as it was answered.
-
-    A document becomes one turn of the assistant's: its continuation.
-    """
+    A document becomes one turn of the assistant's: its continuation."""
     answers, rest = deque(outcome.answers), _turns(conversation)
     said: list[dict[str, Any]] = []
     while answers:
@@ -140,14 +136,7 @@ def _is_asked(rest: deque[Message]) -> bool:
     return rest[0]["role"] == "assistant" and not (rest[0].get("tool_calls") and len(rest) > 1)
 
 
-def _reply(target: "Target", answer: Ids) -> dict[str, Any]:
+def _reply(target: Target, answer: Ids) -> dict[str, Any]:
     """The answer in words, without its end mark."""
     ids = answer[:-1] if answer[-1] in target.eos_token_ids else answer
     return {"role": "assistant", "content": answer_in_words(target.tokenizer, ids)}
-
-
-def _mask(length: int, spans: list[Span]) -> list[bool]:
-    mask = [False] * length
-    for start, end in spans:
-        mask[start:end] = [True] * (end - start)
-    return mask

@@ -4,17 +4,14 @@ Drafting is lossless: greedy answers are the same with any drafter and with none
 """
 
 from collections.abc import Container, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
+from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, find, load_drafter
 from specdraft.errors import UserError
-
-if TYPE_CHECKING:
-    from specdraft.drafters.base import Drafter
-    from specdraft.targets import Target
+from specdraft.targets import Target
 
 
 class InProcess:
@@ -32,11 +29,7 @@ class InProcess:
         self._drafter: Drafter | None = None
 
     def answers(
-        self,
-        target: "Target",
-        requests: Sequence[Request],
-        settings: RegenerationSettings,
-        known: Container[int] = frozenset(),
+        self, target: Target, requests: Sequence[Request], settings: RegenerationSettings, known: Container[int] = ()
     ) -> Iterator[tuple[int, Ids]]:
         """As ``Engine`` says. Raises UserError for a drafter of another target, and a target sharded over the ranks."""
         if target.engine is not None:  # the other ranks wait for the answers, and this one would wait for them
@@ -47,8 +40,12 @@ class InProcess:
         for numbers in plan_batches(requests, settings.batch_size):
             if all(number in known for number in numbers):
                 continue
+            if self._drafter is None and self.checkpoint is not None:
+                drafter, config = load_drafter(self.checkpoint)
+                check_target(config, target)
+                self._drafter = drafter.to(target.device, target.dtype)
             sampling = Sampling(requests[numbers[0]].temperature)
-            decoder = Decoder(target, self._load(target), self.num_draft_tokens, sampling)
+            decoder = Decoder(target, self._drafter, self.num_draft_tokens, sampling)
             prompts = [requests[number].prompt for number in numbers]
             seeds = [requests[number].seed for number in numbers]
             results = decoder.generate_batch(prompts, settings.max_new_tokens, len(prompts), seeds)
@@ -58,19 +55,10 @@ class InProcess:
         """Forget the drafter."""
         self._drafter = None
 
-    def _load(self, target: "Target") -> "Drafter | None":
-        if self._drafter is None and self.checkpoint is not None:
-            drafter, config = load_drafter(self.checkpoint)
-            check_target(config, target)
-            self._drafter = drafter.to(target.device, target.dtype)
-        return self._drafter
-
 
 def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[int]]:
     """Numbers of requests that are decoded side by side: one temperature, similar lengths, long prompts first.
-
-    Similar lengths leave little padding to compute; the longest come first so that a lack of memory shows at once.
-    """
+    Similar lengths leave little padding to compute; the longest come first so that a lack of memory shows at once."""
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].prompt), i))
     batches = []
     for temperature in sorted({request.temperature for request in requests}):

@@ -1,16 +1,12 @@
 """What the target is asked, and the interface of the engines that ask it."""
 
-import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specdraft.data.sources.base import Message
 from specdraft.errors import UserError
-
-if TYPE_CHECKING:
-    from specdraft.targets import Target
+from specdraft.targets import Target
 
 Ids = list[int]
 
@@ -18,9 +14,7 @@ Ids = list[int]
 @dataclass(frozen=True)
 class RegenerationSettings:
     """How the target answers. Conversation i is at ``temperatures[i % len(temperatures)]``; 0 is greedy.
-
-    ``batch_size`` requests are decoded side by side in this process, which changes speed and memory alone.
-    """
+    ``batch_size`` requests are decoded side by side in this process, which changes speed and memory alone."""
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
     max_new_tokens: int = 96
@@ -31,7 +25,7 @@ class RegenerationSettings:
         """Raise UserError for impossible values."""
         if not self.temperatures or min(self.temperatures) < 0:
             raise UserError(
-                f"data.temperatures is {list(self.temperatures)}: expected a list of numbers from 0 (greedy) upwards"
+                f"data.temperatures is {list(self.temperatures)}: expected a list of numbers from 0 upwards"
             )
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
@@ -39,11 +33,8 @@ class RegenerationSettings:
 
 
 class Request(NamedTuple):
-    """One turn that the target is to answer.
-
-    ``prompt`` are the token ids that the chat template made of ``messages`` and ``tools``; servers that take words
-    alone get those. A document's beginning has no messages. ``seed`` is below 2**48.
-    """
+    """One turn that the target is to answer. ``prompt`` are the token ids that the chat template made of ``messages``
+    (none for a document's beginning) and ``tools``; servers of words alone get those. ``seed`` is below 2**48."""
 
     prompt: Ids
     messages: Sequence[Message]
@@ -58,11 +49,7 @@ class Engine(Protocol):
     name: str
 
     def answers(
-        self,
-        target: "Target",
-        requests: Sequence[Request],
-        settings: RegenerationSettings,
-        known: Container[int] = frozenset(),
+        self, target: Target, requests: Sequence[Request], settings: RegenerationSettings, known: Container[int] = ()
     ) -> Iterator[tuple[int, Ids]]:
         """Yield (number of the request, ids) in any order, for every request whose number is not ``known``.
 
@@ -72,8 +59,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the engine's memory and connections. It may be asked again afterwards."""
-
-
-def default_cache_dir() -> Path:
-    """``$SPECDRAFT_CACHE``, else ``~/.cache/specdraft``."""
-    return Path(os.environ.get("SPECDRAFT_CACHE") or "~/.cache/specdraft").expanduser()

@@ -7,9 +7,7 @@ holder dies, keeps two processes from making the same shard.
 """
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +16,7 @@ from specdraft.data.regeneration.dialogue import Outcome
 from specdraft.data.regeneration.request import Ids
 from specdraft.data.sources.base import Conversation
 from specdraft.errors import UserError
-from specdraft.files import atomic_file, exclusive
+from specdraft.files import atomic_file
 from specdraft.text import fingerprint
 
 
@@ -54,11 +52,6 @@ class Counts(NamedTuple):
             refused=sum(bool(outcome.refused) for outcome in outcomes),
         )
 
-    @classmethod
-    def total(cls, parts: Iterable["Counts"]) -> "Counts":
-        """The sums."""
-        return cls(*map(sum, zip(*parts, strict=True)))
-
 
 class Header(NamedTuple):
     """The first line of a shard; ``checksum`` is of all other lines."""
@@ -73,7 +66,7 @@ class Header(NamedTuple):
 
 
 class Shard:
-    """The files of one shard in ``folder``."""
+    """The files of one shard in ``folder``: itself at ``path``, and its ``journal`` and ``lock`` until it is there."""
 
     def __init__(self, folder: Path, first: int, conversations: Sequence[Conversation]) -> None:
         """``first`` is the place of the first conversation among all."""
@@ -81,7 +74,7 @@ class Shard:
         content = [[c.prompt_messages, c.tools, None if c.prompt_messages else c.response] for c in conversations]
         self.name = fingerprint([first, content], 24)
         self.path = folder / f"{self.name}.jsonl"
-        self._journal, self._lock = self.path.with_suffix(".partial.jsonl"), self.path.with_suffix(".lock")
+        self.journal, self.lock = self.path.with_suffix(".partial.jsonl"), self.path.with_suffix(".lock")
 
     def header(self) -> Header | None:
         """None if the shard is not there yet. Raises UserError if it is damaged."""
@@ -108,43 +101,43 @@ class Shard:
         self._tidy()
         return header
 
-    def exclusive(self, wait: bool) -> AbstractContextManager[bool]:
-        """Hold the shard's lock; False if another process holds it and we do not ``wait``."""
-        return exclusive(self._lock, wait)
-
-    def journal(self) -> "Journal":
-        """The answers so far, and a place for more. To be opened under the lock."""
-        return Journal(self._journal)
-
     def _tidy(self) -> None:
         """Once the shard is there, its journal and its lock are of no use."""
-        self._journal.unlink(missing_ok=True)
-        self._lock.unlink(missing_ok=True)
+        self.journal.unlink(missing_ok=True)
+        self.lock.unlink(missing_ok=True)
 
     def _read(self) -> tuple[Header, bytes]:
         first, _, body = self.path.read_bytes().partition(b"\n")
-        header: Header | None = None
         try:
             known = json.loads(first)
-            counts = Counts(*(known[name] for name in Counts._fields))
-            header = Header(known["engine"], counts, known["checksum"])
+            header = Header(known["engine"], Counts(*(known[name] for name in Counts._fields)), known["checksum"])
+            if header.checksum != fingerprint(body, 64):
+                raise ValueError("another checksum")
         except (ValueError, KeyError, TypeError):
-            pass  # no header is damage as well
-        if header is None or header.checksum != fingerprint(body, 64):
-            raise UserError(
-                f"the cached responses {self.path} are damaged: delete that file to have them generated again"
-            )
+            said = f"the cached responses {self.path} are damaged"
+            raise UserError(f"{said}: delete that file to have them generated again") from None
         return header, body
 
 
 class Journal:
-    """Answers by turn and by place in the shard, a line each. A last line cut off by a crash is removed."""
+    """Answers by turn and by place in the shard, a line each. A last line cut off by a crash is removed.
+    To be opened under the shard's lock."""
 
     def __init__(self, path: Path) -> None:
         self._known: dict[tuple[int, int], Ids] = {}
-        whole = self._replay(path) if path.exists() else 0
-        self._file = path.open("ab")
-        os.truncate(path, whole)
+        whole = 0  # bytes
+        self._file = path.open("a+b")
+        self._file.seek(0)
+        for line in self._file:
+            try:
+                turn, place, ids = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            self._known[turn, place] = ids
+            whole += len(line)
+        self._file.truncate(whole)
 
     def __enter__(self) -> "Journal":
         return self
@@ -160,18 +153,3 @@ class Journal:
         """Note an answer; it outlives this process from here on."""
         self._file.write(json.dumps([turn, place, ids], separators=(",", ":")).encode() + b"\n")
         self._file.flush()
-
-    def _replay(self, path: Path) -> int:
-        """Read what is there; returns the length of the whole lines."""
-        whole = 0
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    turn, place, ids = json.loads(line)
-                except ValueError:
-                    break
-                if not line.endswith(b"\n"):
-                    break
-                self._known[turn, place] = ids
-                whole += len(line)
-        return whole

@@ -3,14 +3,12 @@
 import gc
 import importlib.util
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.errors import UserError
+from specdraft.targets import Target
 from specdraft.targets.loading import location
-
-if TYPE_CHECKING:
-    from specdraft.targets import Target
 
 
 class VLLMOffline:
@@ -29,33 +27,25 @@ class VLLMOffline:
         self._llm: Any = None
 
     def answers(
-        self,
-        target: "Target",
-        requests: Sequence[Request],
-        settings: RegenerationSettings,
-        known: Container[int] = frozenset(),
+        self, target: Target, requests: Sequence[Request], settings: RegenerationSettings, known: Container[int] = ()
     ) -> Iterator[tuple[int, Ids]]:
         """As ``Engine`` says."""
         numbers = [number for number in range(len(requests)) if number not in known]
         if not numbers:
             return
-        from vllm import SamplingParams
+        from vllm import LLM, SamplingParams
 
-        llm = self._start(target)
+        if self._llm is None:
+            own = {"revision": target.identity.revision, "dtype": str(target.dtype).removeprefix("torch.")}
+            shape = {"max_model_len": target.max_length, "seed": 0}
+            self._llm = LLM(location(target.identity.name), **own | shape | self.options)
+        asked = [requests[number] for number in numbers]
         # Both stop at the target's end marks, and nothing but the temperature shapes the distribution.
-        sampling = [
-            SamplingParams(
-                temperature=requests[number].temperature,
-                seed=requests[number].seed,
-                max_tokens=settings.max_new_tokens,
-                stop_token_ids=sorted(target.eos_token_ids),
-                ignore_eos=True,
-                detokenize=False,
-            )
-            for number in numbers
-        ]
-        prompts = [{"prompt_token_ids": requests[number].prompt} for number in numbers]
-        for number, output in zip(numbers, llm.generate(prompts, sampling, use_tqdm=False), strict=True):
+        stops = {"stop_token_ids": sorted(target.eos_token_ids), "ignore_eos": True}
+        common = {"max_tokens": settings.max_new_tokens, "detokenize": False} | stops
+        sampling = [SamplingParams(temperature=one.temperature, seed=one.seed, **common) for one in asked]
+        prompts = [{"prompt_token_ids": one.prompt} for one in asked]
+        for number, output in zip(numbers, self._llm.generate(prompts, sampling, use_tqdm=False), strict=True):
             yield number, list(output.outputs[0].token_ids)
 
     def close(self) -> None:
@@ -67,16 +57,3 @@ class VLLMOffline:
         self._llm = None
         gc.collect()
         cleanup_dist_env_and_memory()
-
-    def _start(self, target: "Target") -> Any:
-        if self._llm is None:
-            from vllm import LLM
-
-            settings = {
-                "revision": target.identity.revision,
-                "dtype": str(target.dtype).removeprefix("torch."),
-                "max_model_len": target.max_length,
-                "seed": 0,
-            }
-            self._llm = LLM(location(target.identity.name), **settings | self.options)
-        return self._llm

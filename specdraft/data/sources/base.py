@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,29 +45,22 @@ class Conversation:
         return (*self.prompt_messages, {"role": "assistant", "content": self.response, **self.response_extras})
 
 
+@dataclass(frozen=True, eq=False)
 class Selection(Sequence[Conversation]):
-    """Conversations that are read when they are asked for: memory holds their places and a digest of each."""
+    """Conversations that are read when they are asked for: memory holds their places and a digest of each.
+    ``read`` gives the conversation at a place; ``digests [n, 16]`` are those of ``places``, in their order."""
 
-    def __init__(
-        self,
-        read: Callable[[int], Conversation],
-        places: Sequence[int] | npt.NDArray[np.int64],
-        digests: npt.NDArray[np.uint8],
-    ) -> None:
-        """``read`` gives the conversation at a place; ``digests [n, 16]`` are those of ``places``, in their order."""
-        self._read, self._places, self.digests = read, places, digests
+    read: Callable[[int], Conversation]
+    places: Sequence[int] | npt.NDArray[np.int64]
+    digests: npt.NDArray[np.uint8]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
-    @overload
-    def __getitem__(self, index: int) -> Conversation: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Conversation]: ...
-    def __getitem__(self, index: int | slice) -> Conversation | list[Conversation]:
-        if isinstance(index, slice):
-            return [self._read(int(place)) for place in self._places[index]]
-        return self._read(int(self._places[index]))
+    def __getitem__(self, index: Any) -> Any:
+        """A conversation, or the list of those of a slice."""
+        places = self.places[index]
+        return [self.read(int(place)) for place in places] if isinstance(index, slice) else self.read(int(places))
 
     @property
     def fingerprint(self) -> str:
@@ -104,6 +97,9 @@ def digest(conversation: Conversation) -> bytes:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).digest()[:16]
 
 
-def list_ids(ids: Sequence[str]) -> str:
-    """The ids of conversations for a message: the first 20 of them."""
-    return ", ".join(ids[:20]) + (" and more" if len(ids) > 20 else "")
+def refusals(refused: Sequence[tuple[str, str]], said: str, limit: int | None = None) -> str:
+    """A message about conversations that cannot be learned, by (id, reason): ``said`` completes "2 of".
+    It lists the first 20 ids and gives the first reason. With ``limit`` it says that there are more than so many."""
+    ids = ", ".join(name for name, _ in refused[:20]) + (" and more" if len(refused) > 20 else "")
+    mend = "" if limit is None else f", and data.source.max_malformed is {limit}: mend them or raise it; the first"
+    return f"{len(refused)} of {said} ({ids}){mend}: {refused[0][1]}"

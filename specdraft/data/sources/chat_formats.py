@@ -16,29 +16,17 @@ from specdraft.data.sources.base import Message
 
 # (prompt, response) as the data sets that people train on name them; the first pair that a record has counts.
 PAIRS = (
-    ("prompt", "response"),
-    ("prompt", "completion"),
-    ("prompt", "chosen"),
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("question", "answer"),
-    ("question", "response"),
+    *(("prompt", answers) for answers in ("response", "completion", "chosen")),
+    *(("instruction", answers) for answers in ("output", "response")),
+    *(("question", answers) for answers in ("answer", "response")),
     ("query", "response"),
     ("input", "output"),
 )
 _SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant", "function_call"), "assistant"),
     "system": "system",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
 }
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # What a message may have beside its role and words, as chat templates read it.
@@ -70,15 +58,19 @@ def recognize(record: Mapping[str, Any]) -> str | None:
 
 
 def convert(record: Mapping[str, Any], form: str) -> Chat:
-    """The record's chat or document. Raises MalformedError.
-
-    A chat begins with the user (or a system turn): answers before the first question, as shared links have them, are
-    dropped, and so are questions after the last answer.
-    """
+    """The record's chat or document. Answers before the first question, as shared links have them, are dropped, and so
+    are questions after the last answer. Raises MalformedError."""
     if form == "text":
         return Chat((), text_of(record, "text"))
-    messages = _from_the_first_question(FORMS[form](record))
-    return Chat(_up_to_the_last_answer(messages), None, _tools(record.get("tools")))
+    messages = FORMS[form](record)
+    roles = [message["role"] for message in messages]
+    if "user" not in roles:
+        raise MalformedError("there is no turn of the user")
+    question, end = roles.index("user"), len(roles)
+    if "assistant" in roles[question:]:
+        end -= roles[::-1].index("assistant")
+    system = [message for message in messages[:question] if message["role"] in ("system", "developer")]
+    return Chat((*system, *messages[question:end]), None, _tools(record.get("tools")))
 
 
 def _openai(record: Mapping[str, Any]) -> list[Message]:
@@ -87,23 +79,19 @@ def _openai(record: Mapping[str, Any]) -> list[Message]:
 
 
 def _message(value: Any) -> Message:
+    """A turn as OpenAI has it; lists of text parts are joined."""
     role = value.get("role") if isinstance(value, Mapping) else None
     if role not in _ROLES:
         raise MalformedError(f"a message has the role {role!r}, expected one of {', '.join(_ROLES)}")
     kept = {key: value[key] for key in _KEPT if value.get(key)}
-    content = _flat(value.get("content"), may_be_missing="tool_calls" in kept)
-    return {"role": role, "content": content, **kept}
-
-
-def _flat(content: Any, may_be_missing: bool) -> str:
-    """The words of a message; OpenAI's lists of text parts are joined."""
-    if content is None and may_be_missing:
-        return ""
+    content = value.get("content")
+    if content is None and "tool_calls" in kept:
+        content = ""
     if isinstance(content, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise MalformedError("a message's content is no text")
-    return _encodable(content)
+    return {"role": role, "content": _encodable(content), **kept}
 
 
 def _sharegpt(record: Mapping[str, Any]) -> list[Message]:
@@ -129,11 +117,8 @@ def _pair(record: Mapping[str, Any]) -> list[Message]:
     return [*_system(record), {"role": "user", "content": prompt}, answer]
 
 
-FORMS: dict[str, Callable[[Mapping[str, Any]], list[Message]]] = {
-    "messages": _openai,
-    "sharegpt": _sharegpt,
-    "pair": _pair,
-}
+FORMS: dict[str, Callable[[Mapping[str, Any]], list[Message]]]
+FORMS = {"messages": _openai, "sharegpt": _sharegpt, "pair": _pair}
 CHAT_FORMATS = (*FORMS, "text")
 
 
@@ -184,16 +169,3 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise MalformedError("'tools' is no list of objects")
     return tuple(value)
-
-
-def _from_the_first_question(messages: list[Message]) -> list[Message]:
-    roles = [message["role"] for message in messages]
-    if "user" not in roles:
-        raise MalformedError("there is no turn of the user")
-    question = roles.index("user")
-    return [m for m in messages[:question] if m["role"] in ("system", "developer")] + messages[question:]
-
-
-def _up_to_the_last_answer(messages: list[Message]) -> tuple[Message, ...]:
-    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    return tuple(messages[: answers[-1] + 1] if answers else messages)

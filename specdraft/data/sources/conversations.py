@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 
 from specdraft.data.sources.base import Conversation, Selection, check_request, digest
@@ -29,8 +30,8 @@ class Conversations:
     ``max_malformed``, and as many whose loss mask is not safe. ``held_out`` is the share of questions that validation
     and test get each. ``max_rows`` stops reading early, which streamed data sets want.
 
-    Nothing is read before conversations are asked for. The files are then read once from front to back, to learn where
-    each conversation stands, and again where one is taken: memory holds 40 bytes a conversation.
+    The files are read when conversations are asked for: once from front to back, to learn where each conversation
+    stands, and again where one is taken. Memory holds 40 bytes a conversation.
     """
 
     path: str
@@ -44,28 +45,21 @@ class Conversations:
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible settings."""
-        if self.form is not None and self.form not in CHAT_FORMATS:
+        if self.form not in (None, *CHAT_FORMATS):
             raise UserError(f"data.source.form is {self.form!r}: expected one of {', '.join(CHAT_FORMATS)}, or null")
         if not 0 < self.held_out < 0.5 or self.max_malformed < 0 or (self.max_rows is not None and self.max_rows < 1):
-            raise UserError(
-                f"data.source has held_out={self.held_out}, max_malformed={self.max_malformed} and "
-                f"max_rows={self.max_rows}: expected a share below 0.5, 0 or more, and a positive number or null"
-            )
+            said = f"held_out={self.held_out}, max_malformed={self.max_malformed} and max_rows={self.max_rows}"
+            raise UserError(f"data.source has {said}: expected a share below 0.5, 0 or more, and 1 or more or null")
         self.name = self.path
-        self._found: tuple[RecordIndex, str] | None = None  # and the format
 
     def conversations(self, split: str, limit: int | None = None) -> Selection:
-        """The conversations of a split, in a fixed shuffled order, at most ``limit``. Raises UserError."""
+        """As ``Source`` says."""
         check_request(split, limit)
-        if self._found is None:
-            self._found = self._find()
         index, form = self._found
         order, digests = index.shuffled(split)
         if not len(order):
-            raise UserError(
-                f"{self.name} has no conversations in its {split} split: expected more well-formed records, of which "
-                f"data.source.held_out={self.held_out} go to validation and as many to test"
-            )
+            said = f"{self.name} has no conversations in its {split} split: expected more well-formed records"
+            raise UserError(f"{said}, or another data.source.held_out ({self.held_out})")
 
         def read(place: int) -> Conversation:
             record = index.read(place)
@@ -77,7 +71,8 @@ class Conversations:
 
         return Selection(read, order[:limit], digests[:limit])
 
-    def _find(self) -> tuple[RecordIndex, str]:
+    @cached_property
+    def _found(self) -> tuple[RecordIndex, str]:
         """Where all conversations stand, and their format. Raises UserError at the end if too many are malformed."""
         records = islice(read_records(self.name, self.subset, self.dataset_split, self.streaming), self.max_rows)
         first = list(islice(records, _FIRST_RECORDS))
@@ -86,8 +81,8 @@ class Conversations:
         form = self.form or self._recognize(first)
         index = RecordIndex()
         total, malformed = 0, 0
-        listed = defaultdict[str, list[str]](list)  # by reason: people's mistakes repeat
-        others = Counter[str]()  # formats of malformed records
+        listed = defaultdict[str, list[str]](list)  # malformed records by reason: people's mistakes repeat
+        others = Counter[str]()  # their formats
         for record in chain(first, records):
             total += 1
             try:
@@ -104,27 +99,21 @@ class Conversations:
         return index, form
 
     def _recognize(self, records: list[Record]) -> str:
-        """The format of most of the first records."""
         forms = Counter(form for record in records if (form := recognize(record.fields)) is not None)
         if not forms:
             keys = sorted({key for record in records for key in record.fields})
             seen = f"have the keys {', '.join(keys)}" if keys else "are no objects"
-            raise UserError(
-                f"the form of {self.name} is unknown: its first records {seen}; expected messages, conversations, "
-                "a prompt and its response, or text"
-            )
+            said = f"the form of {self.name} is unknown: its first records {seen}"
+            raise UserError(f"{said}; expected messages, conversations, a prompt and its response, or text")
         return forms.most_common(1)[0][0]
 
     def _report(self, malformed: int, total: int, form: str, listed: Mapping[str, list[str]], other: str) -> None:
         """``listed``: malformed records by reason; ``other``: the format of most records, where it is another."""
         if not malformed:
             return
-        # Pairs have no data= of their own.
-        use = (
-            f"; the records look like {other}: use data={'conversations' if other == 'pair' else other}"
-            if other
-            else ""
-        )
+        use = ""
+        if other:  # pairs have no data= of their own
+            use = f"; the records look like {other}: use data={'conversations' if other == 'pair' else other}"
         reason, origins = next(iter(listed.items()))
         first = f"the first is {origins[0]} ({reason}){use}"
         if malformed == total:
@@ -132,22 +121,23 @@ class Conversations:
                 f"none of the {total} records of {self.name} is well-formed, expected the form {form}: {first}"
             )
         if malformed > self.max_malformed:
-            raise UserError(
-                f"{malformed} of {total} records of {self.name} are malformed, and data.source.max_malformed is "
-                f"{self.max_malformed}: mend them or raise it; {first}"
-            )
+            said = f"{malformed} of {total} records of {self.name} are malformed"
+            limit = f"data.source.max_malformed is {self.max_malformed}"
+            raise UserError(f"{said}, and {limit}: mend them or raise it; {first}")
         named = ", ".join(f"{', '.join(origins)} ({reason})" for reason, origins in listed.items())
         more = f" and {malformed - _LISTED} more" if malformed > _LISTED else ""
         warn(f"{malformed} of {total} records of {self.name} are malformed and skipped: {named}{more}{use}")
 
     def _split_of(self, conversation: Conversation) -> str:
-        hashed = hashlib.sha256(_question(conversation).encode()).digest()
+        """By what was asked first, in lower case and with single blanks; of a document, by its text."""
+        asked = (message["content"] for message in conversation.prompt_messages if message["role"] == "user")
+        question = " ".join(next(asked, conversation.response or "").lower().split())
+        hashed = hashlib.sha256(question.encode()).digest()
         place = int.from_bytes(hashed[:6], "big") / 2**48
         return "test" if place < self.held_out else "validation" if place < 2 * self.held_out else "train"
 
 
 def _conversation(record: Record, form: str) -> Conversation:
-    """Raises MalformedError."""
     if record.error:
         raise MalformedError(record.error)
     category = str(record.fields.get("category") or "uncategorized")
@@ -156,9 +146,3 @@ def _conversation(record: Record, form: str) -> Conversation:
         return Conversation(record.origin, category, messages, document, tools=tools)
     extras = {key: value for key, value in messages[-1].items() if key not in ("role", "content")}
     return Conversation(record.origin, category, messages[:-1], messages[-1]["content"], extras, tools)
-
-
-def _question(conversation: Conversation) -> str:
-    """What was asked first, in lower case and with single blanks; of a document, its text."""
-    asked = (message["content"] for message in conversation.prompt_messages if message["role"] == "user")
-    return " ".join(next(asked, conversation.response or "").lower().split())

@@ -14,9 +14,7 @@ from specdraft.errors import UserError
 @dataclass(frozen=True)
 class Mixture:
     """Conversations of ``sources`` in proportion to ``weights``, name by name; nothing is repeated.
-
-    The mixture ends where its first source does: from there on the proportions could not be kept.
-    """
+    The mixture ends where its first source does: from there on the proportions could not be kept."""
 
     sources: Mapping[str, Source]
     weights: Mapping[str, float]
@@ -24,10 +22,8 @@ class Mixture:
     def __post_init__(self) -> None:
         """Raise UserError unless each source has a positive weight."""
         if not self.sources or set(self.sources) != set(self.weights) or min(self.weights.values()) <= 0:
-            raise UserError(
-                f"the mixture has the sources {sorted(self.sources)} and the weights {dict(self.weights)}: "
-                "expected a positive weight for each source"
-            )
+            said = f"the mixture has the sources {sorted(self.sources)} and the weights {dict(self.weights)}"
+            raise UserError(f"{said}: expected a positive weight for each source")
 
     @property
     def name(self) -> str:
@@ -41,14 +37,13 @@ class Mixture:
         return sum(source.max_malformed for source in self.sources.values())
 
     def conversations(self, split: str, limit: int | None = None) -> Selection:
-        """The conversations of a split, in a fixed shuffled order, at most ``limit``. Raises UserError."""
+        """As ``Source`` says."""
         check_request(split, limit)
-        keys = list(self.sources)
-        found = [self.sources[key].conversations(split) for key in keys]
+        keys, weights = list(self.sources), [self.weights[key] for key in self.sources]
+        found = [source.conversations(split) for source in self.sources.values()]
         # The k-th conversation of a source with weight w stands at (k + 1/2) / w: every prefix keeps the proportions.
-        placed = [(np.arange(len(one)) + 0.5) / self.weights[key] for key, one in zip(keys, found, strict=True)]
-        end = min((len(one) + 0.5) / self.weights[key] for key, one in zip(keys, found, strict=True))
-        at = np.concatenate(placed)
+        at = np.concatenate([(np.arange(len(one)) + 0.5) / weight for one, weight in zip(found, weights, strict=True)])
+        end = min((len(one) + 0.5) / weight for one, weight in zip(found, weights, strict=True))
         order = np.argsort(at, kind="stable")  # of equal places that of the earlier source is first
         order = order[at[order] < end][:limit]
         begins = [0, *accumulate(map(len, found))]

@@ -6,9 +6,9 @@ says where): reading a Parquet file or a remote data set out of its order takes 
 
 import json
 import pickle
+import struct
 import tempfile
 import weakref
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,9 @@ from specdraft.errors import UserError
 from specdraft.text import reason
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
+# What is known of a record: its digest, its split, its file (_COPIED: the temporary one), its line, where it begins.
+_ROW = struct.Struct("<16sbiqq")
+_COLUMNS = np.dtype([("digest", "u1", 16), ("split", "i1"), ("where", f"V{_ROW.size - 17}")])
 _COPIED = -1
 
 
@@ -46,10 +49,7 @@ class Record(NamedTuple):
 
 def read_records(path: str, subset: str | None, dataset_split: str, streaming: bool) -> Iterator[Record]:
     """Records of a file, of all such files below a folder, or of a ``datasets`` name. Raises UserError.
-
-    JSON Lines and Parquet are read piece by piece: memory does not grow with the file. The other three arguments are
-    for names alone.
-    """
+    JSON Lines and Parquet are read piece by piece. The other three arguments are for names alone."""
     place = Path(path).expanduser()
     if place.is_dir():
         files = sorted(file for file in place.rglob("*") if file.suffix in _SUFFIXES)
@@ -78,16 +78,13 @@ def read_lines(path: Path) -> Iterator[Record]:
 def _parse(line: Line, text: bytes) -> Record:
     origin = f"{line.path}:{line.number}"
     try:
-        value = json.loads(text.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        return Record(origin, {}, "not UTF-8", line)
-    except (ValueError, RecursionError):
-        return Record(origin, {}, "not JSON", line)
-    return _checked(origin, value)._replace(line=line)
+        return _record(origin, json.loads(text.decode("utf-8-sig")), line)
+    except (ValueError, RecursionError) as error:
+        return Record(origin, {}, "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not JSON", line)
 
 
-def _checked(origin: str, value: Any) -> Record:
-    return Record(origin, value) if isinstance(value, dict) else Record(origin, {}, "not a JSON object")
+def _record(origin: str, value: Any, line: Line | None = None) -> Record:
+    return Record(origin, value, "", line) if isinstance(value, dict) else Record(origin, {}, "not a JSON object", line)
 
 
 def _read_file(path: Path) -> Iterator[Record]:
@@ -106,17 +103,15 @@ def _read_array(path: Path) -> Iterator[Record]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON array ({error}): mend it, or write one JSON object a line") from error
     for number, value in enumerate(values, start=1):
-        yield _checked(f"{path}#{number}", value)
+        yield _record(f"{path}#{number}", value)
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
     try:
-        number = 0
         with ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield Record(f"{path}#{number}", fields)
+            batches = file.iter_batches(batch_size=1024)
+            for number, fields in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+                yield Record(f"{path}#{number}", fields)
     except (ArrowException, OSError, ValueError, OverflowError) as error:  # the latter: what no Python value can say
         raise UserError(f"{path} is no readable Parquet file ({error}): restore it, or leave it out") from error
 
@@ -125,10 +120,8 @@ def _read_dataset(name: str, subset: str | None, dataset_split: str, streaming: 
     try:
         records = load_dataset(name, subset, split=dataset_split, streaming=streaming)
     except Exception as error:  # no such name, split or subset, no network, no room: datasets raises what it likes
-        raise UserError(
-            f"the data set {name} ({subset or 'default'}, {dataset_split}) cannot be loaded ({reason(error)}): "
-            "expected a local file or folder, or the name of a data set that this machine can reach"
-        ) from error
+        said = f"the data set {name} ({subset or 'default'}, {dataset_split}) cannot be loaded ({reason(error)})"
+        raise UserError(f"{said}: expected a local file or folder, or a data set within reach") from error
     for number, fields in enumerate(records, start=1):
         yield Record(f"{name}/{dataset_split}#{number}", fields)
 
@@ -137,19 +130,13 @@ class RecordIndex:
     """Where records stand, and a digest of each: some 40 bytes a record, whatever its size."""
 
     def __init__(self) -> None:
-        self._digests = bytearray()  # 16 each
-        self._splits = array("b")
-        self._files = array("i")  # index of ``_paths``, or _COPIED
+        self._rows = bytearray()
         self._paths: list[Path] = []
-        self._numbers = array("q")  # of lines
-        self._offsets = array("q")
         self._copies = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the index does)
         weakref.finalize(self, self._copies.close)
 
     def add(self, record: Record, split: str, digest: bytes) -> None:
         """Note where the record stands; ``digest`` (16 bytes) is of its content."""
-        self._digests += digest
-        self._splits.append(SPLITS.index(split))
         if record.line is None:
             file, number, offset = _COPIED, 0, self._copies.tell()
             pickle.dump(record, self._copies)
@@ -158,29 +145,30 @@ class RecordIndex:
             if not self._paths or self._paths[-1] != path:  # file after file
                 self._paths.append(path)
             file = len(self._paths) - 1
-        self._files.append(file)
-        self._numbers.append(number)
-        self._offsets.append(offset)
+        self._rows += _ROW.pack(digest, SPLITS.index(split), file, number, offset)
 
     def read(self, place: int) -> Record:
         """The record that was added as number ``place``."""
-        offset = self._offsets[place]
-        if self._files[place] == _COPIED:
+        _, _, file, number, offset = self._row(place)
+        if file == _COPIED:
             self._copies.seek(offset)
             return pickle.load(self._copies)
-        line = Line(self._paths[self._files[place]], self._numbers[place], offset)
-        with line.path.open("rb") as file:
-            file.seek(offset)
-            return _parse(line, file.readline())
+        with self._paths[file].open("rb") as opened:
+            opened.seek(offset)
+            return _parse(Line(self._paths[file], number, offset), opened.readline())
 
     def digest(self, place: int) -> bytes:
         """Of the record's content when it was added."""
-        return bytes(self._digests[16 * place : 16 * (place + 1)])
+        return self._row(place)[0]
+
+    def _row(self, place: int) -> Any:
+        return _ROW.unpack_from(self._rows, place * _ROW.size)
 
     def shuffled(self, split: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
         """The places of a split's records in the order of their digests, and these ``[n, 16]``; equal ones once."""
-        mine = np.flatnonzero(np.frombuffer(self._splits, dtype=np.int8) == SPLITS.index(split))
-        digests = np.frombuffer(bytes(self._digests), dtype=np.uint8).reshape(-1, 16)[mine]
+        rows = np.frombuffer(self._rows, _COLUMNS)
+        mine = np.flatnonzero(rows["split"] == SPLITS.index(split))
+        digests = rows["digest"][mine]
         high, low = digests.view(">u8").astype(np.uint64).T
         order = np.lexsort((low, high))
         new = np.ones(len(order), dtype=bool)

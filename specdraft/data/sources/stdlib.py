@@ -42,10 +42,7 @@ class Function:
 @dataclass(frozen=True)
 class PythonStdlib:
     """The user gives signature and docstring, the assistant the body; the category is ``function`` or ``method``.
-
-    Splits are by file. Of equal prompts the first counts, and those of the training split are not held out again: the
-    library copies some functions from file to file.
-    """
+    Splits are by file. Of equal prompts the first counts, and those of the training split are not held out again."""
 
     include_tests: bool = False
     root: str | None = None
@@ -53,12 +50,12 @@ class PythonStdlib:
     max_malformed = 0  # the library is well-formed
 
     def conversations(self, split: str, limit: int | None = None) -> Selection:
-        """The conversations of a split, in a fixed shuffled order, at most ``limit``. Raises UserError."""
+        """As ``Source`` says."""
         check_request(split, limit)
         found = _conversations(self.root, self.include_tests, split)
         if not found:
-            where = self.root or "the standard library"
-            raise UserError(f"{where} has no documented functions in its {split} split: expected Python source files")
+            said = f"{self.root or 'the standard library'} has no documented functions in its {split} split"
+            raise UserError(f"{said}: expected Python source files")
         chosen = found[:limit]
         digests = np.frombuffer(b"".join(map(digest, chosen)), dtype=np.uint8).reshape(-1, 16)
         return Selection(chosen.__getitem__, range(len(chosen)), digests)
@@ -95,10 +92,7 @@ def read(path: str, root: Path | None = None) -> str:
 
 def functions(source: str, path: str) -> Iterator[Function]:
     """Yield the documented functions and methods of a source file, outermost first.
-
-    Unparsable files (the library keeps some for its own tests) yield nothing. Bodies of one line are left out: there is
-    nothing to draft in them.
-    """
+    Unparsable files (the library keeps some for its own tests) yield nothing, and so do bodies of one line."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -126,9 +120,8 @@ def _conversations(root: str | None, include_tests: bool, split: str) -> tuple[C
     folder = Path(root) if root else None
     if folder is not None and not folder.is_dir():
         raise UserError(f"the folder {root} does not exist: expected a folder with Python files, or null")
-    taken: set[str] = set()
-    if split != "train":
-        taken = {c.prompt_messages[0]["content"] for c in _conversations(root, include_tests, "train")}
+    known = () if split == "train" else _conversations(root, include_tests, "train")
+    taken = {conversation.prompt_messages[0]["content"] for conversation in known}
     found: list[Conversation] = []
     for path in files(folder):
         if split_of(path) != split or (is_test(path) and not include_tests):

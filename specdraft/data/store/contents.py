@@ -15,23 +15,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from specdraft.data.packing import PackedData, PackedTensor
-from specdraft.data.store.encoding import bytes_per_vector, find_dtype
+from specdraft.data.store.encoding import bytes_per_vector
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.errors import UserError
+from specdraft.targets import Target, TargetIdentity
 from specdraft.targets.batch import Batch
-from specdraft.targets.target import TargetIdentity
 from specdraft.text import fingerprint, reason
-
-if TYPE_CHECKING:
-    from specdraft.targets import Target
 
 INDEX = "index.json"
 VERSION: Literal[3] = 3
@@ -106,7 +103,6 @@ class Index(_Written):
 
     @model_validator(mode="after")
     def _fits(self) -> "Index":
-        """The fingerprint is that of the contents, and there is a name for every shard of them."""
         if self.fingerprint != self.contents.fingerprint:
             raise ValueError("the fingerprint is another one")
         if self.shards is not None:
@@ -116,13 +112,9 @@ class Index(_Written):
                 raise ValueError("the shards are not all listed")
         return self
 
-    def text(self) -> str:
-        """As it is written."""
-        return json.dumps(self.model_dump(), indent=2) + "\n"
-
 
 def describe(
-    target: "Target",
+    target: Target,
     layers: Sequence[int],
     every_last: bool,
     dtype: str,
@@ -132,50 +124,39 @@ def describe(
     shard_bytes: int = 2**28,
 ) -> Contents:
     """The contents of a store of ``data`` by split, with ``settings`` and ``about`` (by split) JSON-able.
-
-    Raises UserError for an unknown dtype or shards of no size.
-    """
+    Raises UserError for an unknown dtype or shards of no size."""
     if shard_bytes < 1:
         raise UserError(f"the size of a shard is {shard_bytes} bytes: expected a positive number")
-    find_dtype(dtype)
     length = max(split.sequence_length for split in data.values())
-    sequence_bytes = length * (len(layers) + 1) * bytes_per_vector(dtype, target.hidden_size)
+    bytes_per_sequence = length * (len(layers) + 1) * bytes_per_vector(dtype, target.hidden_size)
+    splits = {}
+    for name, split in data.items():
+        digest = hashlib.sha256()
+        for part in sequence_bytes(split):
+            digest.update(part)
+        splits[name] = SplitContents(
+            sequences=len(split),
+            sequence_length=split.sequence_length,
+            last_states=sum(int(stored_positions(batch, every_last).sum()) for batch in split.blocks()),
+            file=f"{name}-sequences-{digest.hexdigest()[:16]}.npy",
+            about=dict(about[name]),
+        )
     return Contents(
         target=target.identity,
         tokenizer=tokenizer_fingerprint(target.tokenizer),
         layers=list(layers),
         hidden_size=target.hidden_size,
-        dtype=dtype,  # type: ignore[arg-type]  # a name that find_dtype knows
+        dtype=dtype,  # type: ignore[arg-type]  # a name that bytes_per_vector knows
         every_last=every_last,
-        sequences_per_shard=max(1, shard_bytes // sequence_bytes),
+        sequences_per_shard=max(1, shard_bytes // bytes_per_sequence),
         settings=json.loads(json.dumps(settings)),
-        splits={name: _describe_split(name, split, every_last, about[name]) for name, split in data.items()},
-    )
-
-
-def _describe_split(name: str, data: PackedData, every_last: bool, about: Mapping[str, Any]) -> SplitContents:
-    digest, last_states = hashlib.sha256(), 0
-    for part in sequence_bytes(data):
-        digest.update(part)
-    for batch in data.blocks():
-        last_states += int(stored_positions(batch, every_last).sum())
-    return SplitContents(
-        sequences=len(data),
-        sequence_length=data.sequence_length,
-        last_states=last_states,
-        file=f"{name}-sequences-{digest.hexdigest()[:16]}.npy",
-        about=dict(about),
+        splits=splits,
     )
 
 
 def stored_positions(batch: Batch, every_last: bool) -> Tensor:
-    """Which positions' last hidden states are stored, ``[B, T]`` bool: all, or those before a token to be learned of
-    the same document, which is where targets teach and heads read."""
-    if every_last:
-        return torch.ones_like(batch.loss_mask)
-    documents = batch.document_ids
-    follows = batch.loss_mask[:, 1:] & (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
-    return torch.nn.functional.pad(follows, (0, 1))
+    """Which positions' last hidden states are stored, ``[B, T]`` bool: all, or where targets teach and heads read."""
+    return torch.ones_like(batch.loss_mask) if every_last else batch.before_learned()
 
 
 def sequence_bytes(data: PackedData) -> Iterator[bytes]:
@@ -206,10 +187,10 @@ def read_index(path: Path) -> Index | None:
         return None
     try:
         return Index.model_validate_json(file.read_bytes())
-    except (ValidationError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:  # pydantic's are of the former
         raise UserError(
-            f"{file} is damaged or of another version ({reason(error)}): expected an index of version {VERSION} as it "
-            "was written; restore it, or write the store again"
+            f"{file} is damaged or of another version ({reason(error)}): expected version {VERSION} as it was written; "
+            "restore it, or write the store again"
         ) from error
 
 
@@ -218,8 +199,7 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str =
     for key in {**ours, **theirs}:
         mine, other = ours.get(key), theirs.get(key)
         if isinstance(mine, Mapping) and isinstance(other, Mapping):
-            found = difference(mine, other, f"{prefix}{key}.")
-            if found is not None:
+            if found := difference(mine, other, f"{prefix}{key}."):
                 return found
         elif mine != other:
             return f"{prefix}{key}", mine, other

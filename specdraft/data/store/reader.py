@@ -6,27 +6,23 @@ B = batch, T = tokens, a = layers, H = hidden size.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from specdraft.data.packing import PackedTensor
+from specdraft.data.packing import PackedData, PackedTensor
 from specdraft.data.store.contents import INDEX, difference, read_index, read_sequences, stored_positions
 from specdraft.data.store.encoding import DTYPES, Encoded, decode
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.errors import UserError
 from specdraft.files import member
-from specdraft.targets import Features
+from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 from specdraft.tensors import read_tensors
 from specdraft.text import file_fingerprint
-
-if TYPE_CHECKING:
-    from specdraft.targets import Target
 
 _COMMAND = "specdraft store"
 _MAX_MAPPED = 1024  # shards; Linux allows a process some 65,000 mappings
@@ -42,51 +38,41 @@ class Store:
             raise UserError(f"there is no store at {path}: expected a directory with {INDEX}, as {_COMMAND} writes it")
         if index.shards is None:
             raise UserError(f"the store {path} is unfinished: run {_COMMAND} again, which continues it")
-        self.path, self.contents, self.relative_error = path, index.contents, index.relative_error
-        self.shards = index.shards
-        present = {file.name for file in path.iterdir()}
-        files = {name: split.file for name, split in self.contents.splits.items()}
-        absent = sorted({*files.values(), *(name for names in self.shards.values() for name in names)} - present)
-        if absent:
+        self.path, self.contents, self.shards = path, index.contents, index.shards
+        self.relative_error = index.relative_error
+        files = [split.file for split in self.contents.splits.values()]
+        listed = {*files, *(name for names in self.shards.values() for name in names)}
+        if absent := sorted(listed - {file.name for file in path.iterdir()}):
             raise UserError(
                 f"the store {path} lacks {len(absent)} of its files, {absent[0]} among them: restore them, or run "
                 f"{_COMMAND} again, which writes what is missing"
             )
-        for file in files.values():
+        for file in files:
             _verify(member(path, file))
         self.data = self._map_sequences()
         self._largest = 0  # id
         # Where each sequence's last hidden states begin among those of its split, and where the last one's end.
-        self._begins = {split: self._look_at(split) for split in files}
+        self._begins = {split: self._look_at(split) for split in self.data}
         self._mapped: dict[tuple[str, int], dict[str, Tensor]] = {}
         # Shared with the loader's workers, so that each shard is verified once and not once per worker.
         self._verified = {split: torch.zeros(len(names)).bool().share_memory_() for split, names in self.shards.items()}
 
-    def check(self, target: "Target", settings: dict[str, Any]) -> None:
+    def check(self, target: Target, settings: dict[str, Any]) -> None:
         """Raises UserError unless the store is of this target, its tokenizer and these settings of the data."""
-        about, identity = self.contents.target, target.identity
-        ours = (identity.config_hash, identity.weights_hash)
-        if (about.config_hash, about.weights_hash) != ours:
-            raise UserError(
-                f"the store {self.path} belongs to the target {about.name!r}, whose configuration or weights are "
-                f"not those of {identity.name!r}: expected a store of this target; write one with {_COMMAND}"
-            )
-        if self.contents.tokenizer != tokenizer_fingerprint(target.tokenizer):
-            raise UserError(
-                f"the store {self.path} was written with another tokenizer or chat template than the target's: "
-                f"expected the same; write one with {_COMMAND}"
-            )
-        if self._largest >= target.vocab_size:
-            raise UserError(
-                f"the store {self.path} holds the token {self._largest}, and the target has {target.vocab_size}: "
-                f"expected a store of this target; write one with {_COMMAND}"
-            )
+        theirs, ours, what = self.contents.target, target.identity, ""
         changed = difference(settings, self.contents.settings)
-        if changed is not None:
-            key, ours_, theirs = changed
+        if (theirs.config_hash, theirs.weights_hash) != (ours.config_hash, ours.weights_hash):
+            what = f"belongs to the target {theirs.name!r}, whose configuration or weights are not those of {ours.name}"
+        elif self.contents.tokenizer != tokenizer_fingerprint(target.tokenizer):
+            what = "was written with another tokenizer or chat template than the target's"
+        elif self._largest >= target.vocab_size:
+            what = f"holds the token {self._largest}, and the target has {target.vocab_size}"
+        elif changed is not None:
+            what = f"was written with data.{changed[0]}={changed[2]}, and this run has {changed[1]}"
+        if what:
             raise UserError(
-                f"the store {self.path} was written with data.{key}={theirs}, and this run has {ours_}: "
-                "use the data settings of the store, or write another one"
+                f"the store {self.path} {what}: expected a store of this target and this data; "
+                f"write one with {_COMMAND}, or use the settings of that store"
             )
 
     @property
@@ -95,45 +81,36 @@ class Store:
         return Origin(self.path, tuple(self.contents.layers), self.contents.every_last)
 
     def read(self, split: str, indices: Sequence[int], dtype: torch.dtype) -> Features:
-        """The features of the sequences at ``indices``, ``[B, T, a*H]`` and ``[B, T, H]``.
-
-        A last hidden state that was not stored is NaN, so that nothing can be learned from it by mistake. Raises
-        UserError for a damaged shard.
-        """
-        kept: Sequence[Tensor | None] | Tensor = [None] * len(indices)
-        if not self.contents.every_last:
-            kept = stored_positions(self.data[split].__getitems__(indices), every_last=False)
+        """Features ``[B, T, a*H]`` and ``[B, T, H]`` of the sequences at ``indices``; a last hidden state that was not
+        stored is NaN, so that nothing can be learned from it by mistake. Raises UserError for a damaged shard."""
+        kept = stored_positions(self.data[split].__getitems__(indices), self.contents.every_last)
         found = [self._read_one(split, index, where, dtype) for index, where in zip(indices, kept, strict=True)]
         return Features(torch.stack([one.aux for one in found]), torch.stack([one.last for one in found]))
 
-    def _read_one(self, split: str, index: int, kept: Tensor | None, dtype: torch.dtype) -> Features:
+    def _read_one(self, split: str, index: int, kept: Tensor, dtype: torch.dtype) -> Features:
         number, place = divmod(index, self.contents.sequences_per_shard)
-        shard = self._shard(split, number)
-        begins = self._begins[split]
+        shard, begins = self._shard(split, number), self._begins[split]
         begin, end = (int(begins[each] - begins[index - place]) for each in (index, index + 1))
-        stored = _decoded(shard, "last", slice(begin, end), dtype)  # [m, H]
-        last = stored
-        if kept is not None:
+        last = stored = _decoded(shard, "last", slice(begin, end), dtype)  # [m, H]
+        if not self.contents.every_last:
             last = stored.new_full((len(kept), stored.shape[-1]), torch.nan)
             last[kept] = stored
-        if not self.contents.layers:
-            return Features(last[:, :0], last)
-        return Features(_decoded(shard, "aux", place, dtype).flatten(-2), last)
+        aux = _decoded(shard, "aux", place, dtype).flatten(-2) if self.contents.layers else last[:, :0]
+        return Features(aux, last)
 
     def _shard(self, split: str, number: int) -> dict[str, Tensor]:
         """The shard's tensors, which stay on disk until they are read."""
-        found = self._mapped.get((split, number))
-        if found is None:
+        if (split, number) not in self._mapped:
             file = member(self.path, self.shards[split][number])
             if not self._verified[split][number]:
                 _verify(file)
                 self._verified[split][number] = True
             if len(self._mapped) >= _MAX_MAPPED:
                 self._mapped.pop(next(iter(self._mapped)))
-            found = read_tensors(file)
-            self._check_shard(file, found, split, number)
-            self._mapped[split, number] = found
-        return found
+            tensors = read_tensors(file)
+            self._check_shard(file, tensors, split, number)
+            self._mapped[split, number] = tensors
+        return self._mapped[split, number]
 
     def _check_shard(self, file: Path, tensors: dict[str, Tensor], split: str, number: int) -> None:
         """Raise UserError unless the tensors are those that the index announces."""
@@ -147,7 +124,7 @@ class Store:
         if contents.dtype == "float8":
             expected |= {f"{name}_scale": (shape, torch.float32) for name, shape in shapes.items()}
         if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != expected:
-            raise UserError(f"{file} does not hold what {INDEX} says: expected a store as it was written; restore it")
+            raise UserError(f"{file} does not hold what {INDEX} says: expected it as it was written; restore it")
 
     def _map_sequences(self) -> dict[str, PackedTensor]:
         splits = self.contents.splits.items()
@@ -159,9 +136,7 @@ class Store:
         for batch in self.data[split].blocks():
             if int(batch.position_ids.min()) < 0 or int(batch.document_ids.min()) < -1:
                 file = self.path / self.contents.splits[split].file
-                raise UserError(
-                    f"{file} holds impossible positions or documents: expected a store as it was written; restore it"
-                )
+                raise UserError(f"{file} holds impossible positions or documents: expected it as written; restore it")
             self._largest = max(self._largest, int(batch.input_ids.max()))
             counts.append(stored_positions(batch, self.contents.every_last).sum(1))
         return torch.cat(counts).cumsum(0).numpy()
@@ -184,10 +159,8 @@ def _verify(file: Path) -> None:
     """Raise UserError unless the file's checksum is the one in its name."""
     found = file_fingerprint(file)
     if not file.stem.endswith(f"-{found}"):
-        raise UserError(
-            f"{file} is damaged: its checksum is {found}, expected the one in its name; restore it, or delete it and "
-            f"run {_COMMAND} again, which writes it again"
-        )
+        said = f"{file} is damaged: its checksum is {found}, expected the one in its name"
+        raise UserError(f"{said}; restore it, or delete it and run {_COMMAND} again, which writes it again")
 
 
 class Origin(NamedTuple):
@@ -217,42 +190,32 @@ class StoredBatch(Batch):
     aux: Tensor  # [B, T, a*H]
     last: Tensor  # [B, T, H]
 
-    def features(self, target: "Target", layers: Sequence[int], every_last: bool = True) -> Features:
+    def features(self, target: Target, layers: Sequence[int], every_last: bool = True) -> Features:
         """The stored features of ``layers``.
-
-        Raises UserError if the store has not all that the drafter reads, or the drafter has changed the text.
-        """
+        Raises UserError if the store has not all that the drafter reads, or the drafter has changed the text."""
         self.origin.check(layers, every_last)
         path, stored, _ = self.origin
         if not torch.equal(self.read, self.input_ids):
-            raise UserError(
-                f"the drafter trains on text of its own, of which the store {path} holds no hidden states: "
-                "set data.store=null, or model.drafter.on_policy=0"
-            )
+            said = f"the drafter trains on text of its own, of which the store {path} holds no hidden states"
+            raise UserError(f"{said}: set data.store=null, or model.drafter.on_policy=0")
         if stored == tuple(layers):
             return Features(self.aux, self.last)
-        if not layers:
-            return Features(self.last[..., :0], self.last)
         chosen = [stored.index(layer) for layer in layers]
         return Features(self.aux.unflatten(-1, (len(stored), -1))[..., chosen, :].flatten(-2), self.last)
 
 
-class StoredData(Dataset[Batch]):
-    """Packed sequences with their features, taken several at a time. Indices beyond the store's last give padding."""
+class StoredData(PackedData):
+    """Packed sequences with their features. Indices beyond the store's last give padding."""
 
     def __init__(self, store: Store, split: str, dtype: torch.dtype) -> None:
         """``dtype``: of the features, the target's own."""
         self.store, self.split, self.dtype = store, split, dtype
+        self.sequence_length = store.data[split].sequence_length
 
     def __len__(self) -> int:
         return len(self.store.data[self.split])
 
-    def __getitem__(self, index: int) -> StoredBatch:
-        """One sequence, as a batch of one."""
-        return self.__getitems__([index])
-
     def __getitems__(self, indices: Sequence[int]) -> StoredBatch:
-        """The sequences at ``indices``."""
         batch, origin = self.store.data[self.split].__getitems__(indices), self.store.origin
         # Nothing is learned from padding, so that any features serve, and the last sequence is always there.
         aux, last = self.store.read(self.split, [min(index, len(self) - 1) for index in indices], self.dtype)

@@ -4,9 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from torch import Tensor
-
-from specdraft.targets import Capture, Features, Target
+from specdraft.targets import Capture, Target
 
 
 class FeatureSource(Protocol):
@@ -22,8 +20,4 @@ class InProcess(FeatureSource):
     @contextmanager
     def open(self, target: Target, layers: Sequence[int], sequence_length: int) -> Iterator[Capture]:
         """Nothing has to be opened."""
-
-        def capture(input_ids: Tensor, position_ids: Tensor) -> Features:
-            return target.features(input_ids.to(target.device), position_ids.to(target.device), layers)
-
-        yield capture
+        yield lambda ids, positions: target.features(ids.to(target.device), positions.to(target.device), layers)

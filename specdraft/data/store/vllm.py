@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -28,26 +29,25 @@ _CONNECTOR = Path(__file__).parent / "vllm_connector.py"
 _PR_SET_PDEATHSIG = 1
 
 
+@dataclass
 class VLLM(FeatureSource):
-    """vLLM's server on loopback, and a client of it."""
+    """vLLM's server on loopback, and a client of it.
 
-    def __init__(
-        self,
-        python: str = sys.executable,
-        options: Sequence[str] = (),
-        directory: str | None = None,
-        cpu: bool | None = None,
-        concurrency: int = 64,
-        start_timeout: float = 1800.0,
-    ) -> None:
-        """``python``: that of an environment with vLLM. ``options``: more of ``vllm serve``'s.
+    ``python``: that of an environment with vLLM. ``options``: more of ``vllm serve``'s. ``directory``: where hidden
+    states pass through, None for the system's temporary one. ``cpu``: whether vLLM is a CPU build, None if there is no
+    GPU. ``start_timeout``: seconds until it answers.
+    """
 
-        ``directory``: where hidden states pass through, None for the system's temporary one. ``cpu``: whether vLLM is a
-        CPU build, None if there is no GPU. ``start_timeout``: seconds until it answers.
-        """
-        self.python, self.options, self.directory = python, list(options), directory
-        self.cpu = not torch.cuda.is_available() if cpu is None else cpu
-        self.concurrency, self.start_timeout = concurrency, start_timeout
+    python: str = sys.executable
+    options: Sequence[str] = ()
+    directory: str | None = None
+    cpu: bool | None = None
+    concurrency: int = 64
+    start_timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.cpu is None:
+            self.cpu = not torch.cuda.is_available()
 
     @contextmanager
     def open(self, target: Target, layers: Sequence[int], sequence_length: int) -> Iterator[Capture]:
@@ -75,22 +75,21 @@ class VLLM(FeatureSource):
                 with Server(url, concurrency=self.concurrency).open(target, layers, sequence_length) as capture:
                     yield capture
             finally:
-                _stop(process)
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(60)
+                process.kill()  # which nothing comes of if it has ended
+                process.wait()
             log.unlink()
 
     def arguments(self, target: Target, layers: Sequence[int], sequence_length: int, folder: str) -> list[str]:
         """The server's options, so that it leaves the hidden states in ``folder``."""
         ids = {"eagle_aux_hidden_state_layer_ids": extracted(target, layers)}
-        speculative = {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": ids},
-        }
-        connector: dict[str, object] = {
-            "kv_connector": "HiddenStatesOnCPU" if self.cpu else "ExampleHiddenStatesConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": folder},
-        }
+        speculative = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
+        speculative |= {"draft_model_config": {"hf_config": ids}}
+        name = "HiddenStatesOnCPU" if self.cpu else "ExampleHiddenStatesConnector"
+        storage = {"shared_storage_path": folder}
+        connector = {"kv_connector": name, "kv_role": "kv_producer", "kv_connector_extra_config": storage}
         if self.cpu:
             connector["kv_connector_module_path"] = _CONNECTOR.stem
         revision = target.identity.revision
@@ -118,35 +117,20 @@ class VLLM(FeatureSource):
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=_end_with_us
             )
         except OSError as error:
-            raise UserError(
-                f"cannot start {self.python} ({error.strerror}): expected features.python=PATH, the python of an "
-                "environment with vLLM"
-            ) from error
+            said = f"cannot start {self.python} ({error.strerror})"
+            raise UserError(f"{said}: expected features.python=PATH, that of an environment with vLLM") from error
 
     def _wait(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         deadline = time.monotonic() + self.start_timeout
         while time.monotonic() < deadline and process.poll() is None:
-            try:
+            with suppress(httpx.TransportError):
                 if httpx.get(f"{url}/health", timeout=5).is_success:
                     return
-            except httpx.TransportError:
-                pass
             time.sleep(0.5)
         state = f"within {self.start_timeout:g} s" if process.poll() is None else f"and ended with {process.returncode}"
-        raise UserError(
-            f"vLLM did not start {state}: its log {log} says why; mend that, or raise features.start_timeout"
-        )
+        raise UserError(f"vLLM did not start {state}: its log {log} says why; mend it, or raise features.start_timeout")
 
 
 def _end_with_us() -> None:
     """The engine ends when this process is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

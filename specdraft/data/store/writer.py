@@ -23,16 +23,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specdraft.data.packing import PackedData
-from specdraft.data.store.contents import (
-    INDEX,
-    Contents,
-    Index,
-    Shard,
-    difference,
-    read_index,
-    sequence_bytes,
-    stored_positions,
-)
+from specdraft.data.store import contents as layout
+from specdraft.data.store.contents import INDEX, Contents, Index, Shard, read_index
 from specdraft.data.store.encoding import encode, squared_error
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, exclusive, make_directory
@@ -50,14 +42,11 @@ class StoreWriter:
     def missing(self) -> list[Shard]:
         """Shards that are not written yet. Raises UserError for a store of other contents, or a foreign shard."""
         index = read_index(self.path)
-        if index is not None:
-            changed = difference(self.contents.model_dump(), index.contents.model_dump())
-            if changed is not None:
-                key, ours, theirs = changed
-                raise UserError(
-                    f"the store {self.path} has {key}={shorten(theirs)}, and this would write {shorten(ours)}: "
-                    "choose another path, or the settings of that store"
-                )
+        changed = index and layout.difference(self.contents.model_dump(), index.contents.model_dump())
+        if changed:
+            key, ours, theirs = changed
+            said = f"the store {self.path} has {key}={shorten(theirs)}, and this would write {shorten(ours)}"
+            raise UserError(f"{said}: choose another path, or the settings of that store")
         present = self._present()
         return [shard for shard in self.contents.shards() if shard not in present]
 
@@ -65,24 +54,18 @@ class StoreWriter:
         """Raises UserError if the store would outgrow ``max_bytes``, or what is missing the disk."""
         total = self.contents.bytes()
         if max_bytes is not None and total > max_bytes:
-            raise UserError(
-                f"the store takes {_size(total)}, the limit is {_size(max_bytes)}: "
-                "raise max_gb, choose dtype=float8 or store fewer sequences (data.limit)"
-            )
+            said = f"the store takes {_size(total)}, the limit is {_size(max_bytes)}"
+            raise UserError(f"{said}: raise max_gb, choose dtype=float8 or store fewer sequences (data.limit)")
         there = sum(file.stat().st_size for file in self._present().values())
         folder = next(place for place in (self.path, *self.path.absolute().parents) if place.is_dir())
         free = shutil.disk_usage(folder).free
         if total - there > free:
-            raise UserError(
-                f"the store needs {_size(total - there)} more, the disk of {folder} has {_size(free)} free: "
-                "choose another disk, dtype=float8 or fewer sequences (data.limit)"
-            )
+            said = f"the store needs {_size(total - there)} more, the disk of {folder} has {_size(free)} free"
+            raise UserError(f"{said}: choose another disk, dtype=float8 or fewer sequences (data.limit)")
 
     def write(self, capture: Capture, batch_size: int, show: bool = False) -> None:
         """Write what is missing, ``batch_size`` sequences at a time; afterwards the store is complete.
-
-        Raises UserError for a store of other contents, for hidden states that are not finite, and for a full disk.
-        """
+        Raises UserError for a store of other contents, for hidden states that are not finite, and for a full disk."""
         make_directory(self.path)
         missing = self.missing()
         self._begin()
@@ -102,19 +85,17 @@ class StoreWriter:
                 self._write_alone(shard, capture, batch_size, bar, wait=True)
         self._complete()
 
-    # --- a shard ----------------------------------------------------------------------------------------------------
-
     def _write_alone(self, shard: Shard, capture: Capture, batch_size: int, bar: tqdm, wait: bool) -> bool:
         """Write the shard unless it is there; False if another process is at it and we do not ``wait``."""
         prefix = _prefix(shard)
         with self._exclusive(prefix, f".{prefix}-*.tmp", wait=wait) as held:
             if held and not any(self.path.glob(f"{prefix}-*.safetensors")):
-                name, data = self._encoded(shard, capture, batch_size)
-                self._save(name, [data])
+                data = self._encoded(shard, capture, batch_size)
+                self._save(f"{prefix}-{fingerprint(data)}.safetensors", [data])
             bar.update(self._tokens(shard) if held else 0)
             return held
 
-    def _encoded(self, shard: Shard, capture: Capture, batch_size: int) -> tuple[str, bytes]:
+    def _encoded(self, shard: Shard, capture: Capture, batch_size: int) -> bytes:
         parts: dict[str, list[Tensor]] = {}
         errors = {"aux": (0.0, 0.0), "last": (0.0, 0.0)}
         layers = self.contents.layers
@@ -122,19 +103,16 @@ class StoreWriter:
             here = range(first, min(shard.stop, first + batch_size))
             batch = self.data[shard.split].__getitems__(here)
             features = capture(batch.input_ids, batch.position_ids)
-            kept = stored_positions(batch, self.contents.every_last).to(features.last.device)
+            kept = layout.stored_positions(batch, self.contents.every_last).to(features.last.device)
             # [B, T, a*H] -> [B, T, a, H], so that every layer has a scale of its own; [B, T, H] -> [m, H]
-            aux = features.aux.unflatten(-1, (len(layers), -1)) if layers else None
-            for name, values in (("aux", aux), ("last", features.last[kept])):
-                if values is None:
-                    continue
+            states = {"aux": features.aux.unflatten(-1, (len(layers), -1))} if layers else {}
+            for name, values in (states | {"last": features.last[kept]}).items():
                 encoded = encode(values, self.contents.dtype)
                 error = squared_error(values, encoded)
                 if not math.isfinite(sum(error)):
                     raise UserError(
                         f"the target's hidden states are not finite in sequences {first} to {here.stop - 1} of the "
-                        f"{shard.split} split, or do not fit {self.contents.dtype}: expected finite numbers; load the "
-                        "target with target.dtype=bfloat16 or float32"
+                        f"{shard.split} split, or do not fit {self.contents.dtype}: load it with target.dtype=float32"
                     )
                 errors[name] = (errors[name][0] + error[0], errors[name][1] + error[1])
                 parts.setdefault(name, []).append(encoded.codes.cpu())
@@ -142,8 +120,7 @@ class StoreWriter:
                     parts.setdefault(f"{name}_scale", []).append(encoded.scale.cpu())
         about = {"store": self.contents.fingerprint, "split": shard.split, "shard": shard.number, "errors": errors}
         # A single entry, because safetensors writes several in any order, and equal shards should be equal files.
-        data = save({name: torch.cat(tensors) for name, tensors in parts.items()}, {"specdraft": json.dumps(about)})
-        return f"{_prefix(shard)}-{fingerprint(data)}.safetensors", data
+        return save({name: torch.cat(tensors) for name, tensors in parts.items()}, {"specdraft": json.dumps(about)})
 
     def _present(self) -> dict[Shard, Path]:
         """The shards that are there. Raises UserError if one is another store's."""
@@ -154,25 +131,21 @@ class StoreWriter:
                 raise UserError(f"{file} belongs to another store: expected shards of this one; take that file away")
         return present
 
-    # --- the store --------------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
-        """Write the index of an unfinished store, and the sequences."""
         with self._exclusive(INDEX, f".{INDEX}.*.tmp", ".*-sequences-*.tmp", wait=True):
             if read_index(self.path) is None:
                 self._write_index(None, {})
             for name, split in self.contents.splits.items():
                 if not (self.path / split.file).exists():
-                    self._save(split.file, sequence_bytes(self.data[name]))
+                    self._save(split.file, layout.sequence_bytes(self.data[name]))
 
     def _complete(self) -> None:
-        """Write the index of the finished store."""
         shards: dict[str, list[str]] = {split: [] for split in self.contents.splits}
-        sums = {"aux": [0.0, 0.0], "last": [0.0, 0.0]}
+        sums = {"aux": (0.0, 0.0), "last": (0.0, 0.0)}
         for shard, file in self._present().items():
             shards[shard.split].append(file.name)
-            for name, error in read_about(file)["errors"].items():
-                sums[name] = [total + value for total, value in zip(sums[name], error, strict=True)]
+            for name, (error, square) in read_about(file)["errors"].items():
+                sums[name] = sums[name][0] + error, sums[name][1] + square
         errors = {name: math.sqrt(error / square) for name, (error, square) in sums.items() if square}
         with self._exclusive(INDEX, wait=True):
             self._write_index(shards, errors)
@@ -180,7 +153,7 @@ class StoreWriter:
     def _write_index(self, shards: dict[str, list[str]] | None, relative_error: dict[str, float]) -> None:
         contents = self.contents
         index = Index(fingerprint=contents.fingerprint, contents=contents, relative_error=relative_error, shards=shards)
-        self._save(INDEX, [index.text().encode()])
+        self._save(INDEX, [(json.dumps(index.model_dump(), indent=2) + "\n").encode()])
 
     @contextmanager
     def _exclusive(self, name: str, *leftovers: str, wait: bool) -> Iterator[bool]:
@@ -203,10 +176,8 @@ class StoreWriter:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise UserError(
-                f"cannot write {self.path / name} ({error.strerror}): make room or mend the disk and start again; "
-                "what is written stays"
-            ) from error
+            said = f"cannot write {self.path / name} ({error.strerror})"
+            raise UserError(f"{said}: make room or mend the disk and start again; what is written stays") from error
 
     def _tokens(self, shard: Shard) -> int:
         return (shard.stop - shard.first) * self.contents.splits[shard.split].sequence_length
@@ -218,9 +189,8 @@ def read_about(file: Path) -> dict[str, Any]:
         with safe_open(file, framework="pt") as opened:
             return json.loads(opened.metadata()["specdraft"])
     except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
-        raise UserError(
-            f"{file} is damaged or no shard ({error}): delete it and write the store again, which replaces it"
-        ) from error
+        said = f"{file} is damaged or no shard ({error})"
+        raise UserError(f"{said}: delete it and write the store again, which replaces it") from error
 
 
 def _prefix(shard: Shard) -> str:

@@ -20,6 +20,7 @@ Render = Callable[[Sequence[Message], bool], str]
 # A text that no conversation holds and no template alters: letters of Unicode's private use area.
 _OTHER_WORDS = "\ue0f1\ue0f2\ue0f3"
 _END_OF_REASONING = "</think>"
+MARKS = "{% generation %} and {% endgeneration %} around the assistant's content and end mark"
 
 
 def assistant_mask(
@@ -31,10 +32,8 @@ def assistant_mask(
     UserError for a turn that cannot be located for certain.
     """
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(
-            "the target's tokenizer is a slow one, which cannot tell which words a token stands for: expected a fast "
-            "one, {% generation %} marks in its chat template, or data.regenerate=true"
-        )
+        said = "the target's tokenizer is a slow one, which cannot tell which words a token stands for"
+        raise UserError(f"{said}: expected a fast one, {MARKS} in its chat template, or data.regenerate=true")
     whole = render(messages, False)
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, places = list(encoded["input_ids"]), encoded["offset_mapping"]
@@ -42,7 +41,8 @@ def assistant_mask(
     for turn, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        begin = _begin(render, messages, turn, whole)
+        prompt = render(messages[:turn], True)
+        begin = len(prompt) if whole.startswith(prompt) else _words(render, messages, turn, whole)
         # Tokens across the border are left out: the target is never asked for them.
         first = next((i for i, (start, _) in enumerate(places) if start >= begin), len(ids))
         last = next((i for i in range(first, len(ids)) if ids[i] in end_ids), None)
@@ -55,11 +55,6 @@ def assistant_mask(
             raise _unsafe(turn, "its end mark comes only after the next turn's words")
         mask[first : last + 1] = [True] * (last + 1 - first)
     return ids, mask
-
-
-def _begin(render: Render, messages: Sequence[Message], turn: int, whole: str) -> int:
-    prompt = render(messages[:turn], True)
-    return len(prompt) if whole.startswith(prompt) else _words(render, messages, turn, whole)
 
 
 def _words(render: Render, messages: Sequence[Message], turn: int, whole: str) -> int:
@@ -79,8 +74,6 @@ def _holds(span: str, message: Message) -> bool:
 
 
 def _unsafe(turn: int, reason: str) -> UserError:
-    return UserError(
-        f"the target's chat template gives no safe loss mask, message {turn + 1}: {reason}; set data.regenerate=true "
-        "(which needs none), or put {% generation %} and {% endgeneration %} around the assistant's content and end "
-        "mark in its chat_template.jinja"
-    )
+    said = f"the target's chat template gives no safe loss mask, message {turn + 1}: {reason}"
+    mend = f"set data.regenerate=true (which needs none), or put {MARKS} in its chat_template.jinja"
+    return UserError(f"{said}; {mend}")

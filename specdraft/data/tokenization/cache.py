@@ -84,15 +84,14 @@ def cached_examples(
     beyond the vocabulary, or if they cannot be written.
     """
     key = fingerprint([_VERSION, vocab_size, key_fields], 24)
-    place = folder / key
     with exclusive(folder / f"{key}.lock"):
-        found = _read(place)
+        found = _read(folder / key)
         if found is None:
             for left in folder.glob(f".{key}.*.tmp"):  # of a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            with atomic_directory(place) as temporary:
+            with atomic_directory(folder / key) as temporary:
                 _write(temporary, vocab_size, make)
-            found = _read(place)
+            found = _read(folder / key)
             assert found is not None
     for warning in found.notes.warnings:
         warn(warning)
@@ -100,13 +99,11 @@ def cached_examples(
 
 
 def _write(folder: Path, vocab_size: int, make: Callable[[Notes], Iterator[Flat]]) -> None:
-    notes = Notes()
-    lengths = [np.empty((2, 0), np.int32)]
+    notes, lengths = Notes(), [np.empty((2, 0), np.int32)]
     counts = torch.zeros(vocab_size, dtype=torch.int64)
-    chunks = make(notes)
     try:
         with (folder / _TOKENS).open("wb") as file:
-            for flat in chunks:
+            for flat in make(notes):
                 file.write(flat.tokens.astype("<i4").tobytes())
                 lengths.append(np.stack([flat.lengths, flat.supervised]))
                 counts += count(torch.from_numpy(~flat.tokens[flat.tokens < 0]), vocab_size)
@@ -120,16 +117,15 @@ def _write(folder: Path, vocab_size: int, make: Callable[[Notes], Iterator[Flat]
     except OSError as error:
         if error.filename is not None:  # a file of the source, or one that cannot be opened
             raise
-        raise UserError(
-            f"cannot write the prepared examples to {folder.parent} ({error.strerror}): make room, 4 bytes a token, or "
-            "choose another data.cache_dir"
-        ) from error
+        said = f"cannot write the prepared examples to {folder.parent} ({error.strerror})"
+        raise UserError(f"{said}: make room, 4 bytes a token, or choose another data.cache_dir") from error
 
 
 def _read(folder: Path) -> Examples | None:
     """What is at ``folder``, None if there is nothing, or something damaged."""
     if not folder.exists():
         return None
+    tokens = folder / _TOKENS
     damaged = folder / _INDEX
     try:
         index = read_json(damaged)
@@ -141,7 +137,6 @@ def _read(folder: Path) -> Examples | None:
     except (UserError, OSError, KeyError, TypeError, AttributeError, ValueError):
         warn(f"the prepared examples {damaged} are damaged and are made again")
         return None
-    tokens = folder / _TOKENS
     mapped = np.memmap(tokens, "<i4", "r") if tokens.stat().st_size else np.empty(0, np.int32)
     flat = Flat(mapped, *np.load(folder / _LENGTHS))
     counts = torch.from_numpy(np.load(folder / _COUNTS))

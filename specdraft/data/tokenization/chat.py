@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specdraft.data.sources.base import Conversation, Message
-from specdraft.data.tokenization.assistant_mask import assistant_mask
+from specdraft.data.tokenization.assistant_mask import MARKS, assistant_mask
 from specdraft.errors import UserError
 from specdraft.text import fingerprint, reason
 
@@ -32,13 +32,10 @@ class Example(NamedTuple):
     loss_mask: list[bool]
 
 
-def check_tokenizer(tokenizer: Any) -> None:
-    """Raise UserError unless the tokenizer can render conversations."""
+def _check_tokenizer(tokenizer: Any) -> None:
     if tokenizer is None or not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            "the target's tokenizer has no chat template: use an instruction-tuned target, "
-            "or add a chat_template.jinja to its directory"
-        )
+        said = "the target's tokenizer has no chat template"
+        raise UserError(f"{said}: use an instruction-tuned target, or add a chat_template.jinja to its directory")
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -50,7 +47,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
     """Token ids up to where the assistant's next answer begins."""
-    check_tokenizer(tokenizer)
+    _check_tokenizer(tokenizer)
     return _render(tokenizer, messages, tools, **_TOKENIZED, add_generation_prompt=True)["input_ids"]
 
 
@@ -63,25 +60,18 @@ def opening_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
 
 
 def answer_in_words(tokenizer: Any, ids: Sequence[int]) -> str:
-    """An answer as engines hand it out and as the next prompt has it: without special tokens.
-
-    Of an answer in channels (gpt-oss's harmony format) it is the final one alone; what was said in the others is not
-    said again.
-    """
+    """An answer as engines hand it out and as the next prompt has it: without special tokens, and of an answer in
+    channels (gpt-oss's harmony format) the final one alone."""
     channel, message = (tokenizer.convert_tokens_to_ids(mark) for mark in ("<|channel|>", "<|message|>"))
     if channel != message and channel in ids and message in ids:  # a token that is not there has the unknown one's id
-        ids = _final_channel(tokenizer, list(ids), channel, message)
+        said: list[int] = []  # nothing if the final channel was not reached
+        for start, token in enumerate(ids):
+            if token == channel:
+                end = next((place for place in range(start, len(ids)) if ids[place] == message), len(ids))
+                if tokenizer.decode(ids[start + 1 : end]).strip().startswith("final"):
+                    said = list(ids[end + 1 :])
+        ids = said
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def _final_channel(tokenizer: Any, ids: list[int], channel: int, message: int) -> list[int]:
-    """What follows ``<|channel|>final<|message|>``; nothing if that was not reached."""
-    starts = [place for place, token in enumerate(ids) if token == channel]
-    for start in reversed(starts):
-        end = next((place for place in range(start, len(ids)) if ids[place] == message), len(ids))
-        if tokenizer.decode(ids[start + 1 : end]).strip().startswith("final"):
-            return ids[end + 1 :]
-    return []
 
 
 def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Collection[int]) -> Example:
@@ -91,14 +81,13 @@ def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Coll
     answer, if the template refuses it, or if the assistant's tokens cannot be located for certain.
     """
     if conversation.response is None:
-        raise UserError(
-            f"the conversation {conversation.id} has no response: set data.regenerate=true, "
-            "or use conversations that end with the assistant's answer"
-        )
+        said = f"the conversation {conversation.id} has no response: set data.regenerate=true"
+        raise UserError(f"{said}, or use conversations that end with the assistant's answer")
     if not conversation.prompt_messages:
-        ids = [*_document_ids(tokenizer, conversation), *_end_of_text(tokenizer)]
+        end = tokenizer.eos_token_id
+        ids = _document_ids(tokenizer, conversation) + ([] if end is None else [end])
         return Example(ids, [False] + [True] * (len(ids) - 1))
-    check_tokenizer(tokenizer)
+    _check_tokenizer(tokenizer)
     try:
         return _example_from_messages(tokenizer, conversation.messages, conversation.tools, end_ids)
     except UserError as error:
@@ -113,10 +102,8 @@ def _example_from_messages(
         rendered = _render(tokenizer, messages, tools, **_TOKENIZED, return_assistant_tokens_mask=True)
         mask = [bool(value) for value in rendered["assistant_masks"]]
         if not any(mask):
-            raise UserError(
-                "the target's chat template marks no token as the assistant's: expected {% generation %} and "
-                "{% endgeneration %} around the assistant's content and end mark in its chat_template.jinja"
-            )
+            said = "the target's chat template marks no token as the assistant's"
+            raise UserError(f"{said}: expected {MARKS} in its chat_template.jinja")
         return Example(list(rendered["input_ids"]), mask)
 
     def render(turns: Sequence[Message], prompt: bool) -> str:
@@ -132,10 +119,6 @@ def _document_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
     return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
 
 
-def _end_of_text(tokenizer: Any) -> list[int]:
-    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-
-
 def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], **options: Any) -> Any:
     try:
         return tokenizer.apply_chat_template(
@@ -143,7 +126,5 @@ def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping
         )
     except Exception as error:  # templates raise what they like, mostly jinja2's errors
         roles = ", ".join(message["role"] for message in messages)
-        raise RefusedError(
-            f"the target's chat template cannot render the roles {roles} ({reason(error)}): "
-            "expected conversations that this template accepts"
-        ) from error
+        said = f"the target's chat template cannot render the roles {roles} ({reason(error)})"
+        raise RefusedError(f"{said}: expected conversations that it accepts") from error

@@ -10,44 +10,29 @@ import torch
 from torch import Tensor
 
 from specdraft.errors import UserError
-from specdraft.targets.batch import Batch
-
-
-def count_supervised(batch: Batch, vocab_size: int) -> Tensor:
-    """How often each token id occurs under the loss mask, ``[V]`` int64. Raises UserError for ids beyond V."""
-    return count(batch.input_ids[batch.loss_mask], vocab_size)
 
 
 def count(ids: Tensor, vocab_size: int) -> Tensor:
     """How often each token id occurs, ``[V]`` int64. Raises UserError for ids beyond V."""
     if ids.numel() and int(ids.max()) >= vocab_size:
-        raise UserError(
-            f"the data holds token id {int(ids.max())}, the target's vocabulary ends at {vocab_size - 1}: "
-            "expected the target's own tokenizer"
-        )
+        said = f"the data holds token id {int(ids.max())}, the target's vocabulary ends at {vocab_size - 1}"
+        raise UserError(f"{said}: expected the target's own tokenizer")
     return torch.bincount(ids, minlength=vocab_size)
 
 
 def build_draft_vocabulary(counts: Tensor, size: int | None, always: Iterable[int] = ()) -> Tensor:
-    """Sorted target ids ``[Vd]`` int64: ``always`` (end marks and the like), then the most frequent of ``counts``.
-
-    Equal counts prefer the smaller id. ``size`` None takes the whole vocabulary. Raises UserError if ``size`` does not
-    lie between the number of ids in ``always`` and V.
-    """
+    """Sorted target ids ``[Vd]`` int64: ``always`` (end marks), then the most frequent of ``counts``, of equal ones the
+    smaller id. ``size`` None takes all. Raises UserError if ``size`` is too small for ``always`` or above V."""
     vocab_size = counts.numel()
-    special = sorted({token for token in always if 0 <= token < vocab_size})
+    special = list({token for token in always if 0 <= token < vocab_size})
     if size is None:
         return torch.arange(vocab_size)
     if size > vocab_size:
         raise UserError(
-            f"model.draft_vocab_size is {size}, the target's vocabulary has {vocab_size} tokens: "
-            "expected at most that, or null for all of it"
+            f"model.draft_vocab_size is {size}, the target's vocabulary has {vocab_size} tokens: expected at most that"
         )
-    if size < max(1, len(special)):
-        raise UserError(
-            f"model.draft_vocab_size is {size}: expected at least {max(1, len(special))}, "
-            "so that the target's end marks have a place"
-        )
+    if size < (least := max(1, len(special))):
+        raise UserError(f"model.draft_vocab_size is {size}: expected at least {least}, for the target's end marks")
     ranked = counts.clone()
     ranked[torch.tensor(special, dtype=torch.int64)] = torch.iinfo(torch.int64).max
     order = torch.sort(ranked, descending=True, stable=True).indices

@@ -1,7 +1,7 @@
 """Conversations to token ids and loss masks, by several processes, in the order of the conversations.
 
-The result does not depend on the number of processes: conversations go out in chunks of one size, and the chunks come
-back in their order. At any time only a few chunks are under way, so that memory does not grow with the data.
+The result does not depend on the number of processes: chunks of one size come back in the order in which they went out.
+Only a few are under way at a time, so that memory does not grow with the data.
 """
 
 import os
@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import Any, NamedTuple
 
-from specdraft.data.sources.base import Conversation, list_ids
+from specdraft.data.sources.base import Conversation, refusals
 from specdraft.data.tokenization.cache import Flat, Notes, flatten
 from specdraft.data.tokenization.chat import Example, example_from_words
 from specdraft.errors import UserError
@@ -44,22 +44,24 @@ def tokenized(
     # A tokenizer's own threads would fight with the processes for the cores, and do not survive a fork.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     pool = ProcessPoolExecutor(num_proc, initializer=_begin, initargs=(tokenizer, end_ids))
+    waiting: deque[Future[Tokenized]] = deque()
     try:
-        yield from _in_order(pool, chunks, under_way=2 * num_proc)
+        for chunk in chunks:
+            waiting.append(pool.submit(_work, chunk))
+            if len(waiting) >= 2 * num_proc:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise UserError(
-            "a process that tokenizes was killed, most likely for want of memory: lower data.num_proc"
-        ) from error
+        said = "a process that tokenizes was killed, most likely for want of memory: lower data.num_proc"
+        raise UserError(said) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def accepted(chunks: Iterable[Tokenized], max_malformed: int, where: str, notes: Notes) -> Iterator[Flat]:
-    """The examples; conversations without a safe loss mask are noted after the last.
-
-    ``where`` names the conversations. Raises UserError where there are more than ``max_malformed``; where there is
-    nothing else, the template is at fault, and the error says what is wrong with it.
-    """
+    """The examples; conversations (``where`` names them) without a safe loss mask are noted after the last. Raises
+    UserError for more than ``max_malformed``; where there is nothing else, with what is wrong with the template."""
     refused: list[tuple[str, str]] = []
     good = 0
     for examples, unsafe in chunks:
@@ -71,30 +73,13 @@ def accepted(chunks: Iterable[Tokenized], max_malformed: int, where: str, notes:
     notes.counts["unsafe"] = len(refused)
     if not refused:
         return
-    reason = refused[0][1]
     if not good:
-        raise UserError(reason)
-    names = list_ids([name for name, _ in refused])
+        raise UserError(refused[0][1])
     if len(refused) > max_malformed:
-        raise UserError(
-            f"{len(refused)} of the first {good + len(refused)} {where} have no safe loss mask ({names}), and "
-            f"data.source.max_malformed is {max_malformed}: mend them or raise it; the first is {reason}"
-        )
-    notes.warnings.append(
-        f"{len(refused)} of {good + len(refused)} {where} have no safe loss mask and are skipped ({names}): {reason}"
-    )
-
-
-_worker: tuple[Any, Collection[int]]
-
-
-def _begin(tokenizer: Any, end_ids: Collection[int]) -> None:
-    global _worker
-    _worker = tokenizer, end_ids
-
-
-def _work(chunk: list[Conversation]) -> Tokenized:
-    return _tokenize(*_worker, chunk)
+        said = f"the first {good + len(refused)} {where} have no safe loss mask"
+        raise UserError(refusals(refused, said, max_malformed))
+    said = f"{good + len(refused)} {where} have no safe loss mask and are skipped"
+    notes.warnings.append(refusals(refused, said))
 
 
 def _tokenize(tokenizer: Any, end_ids: Collection[int], chunk: list[Conversation]) -> Tokenized:
@@ -108,11 +93,13 @@ def _tokenize(tokenizer: Any, end_ids: Collection[int], chunk: list[Conversation
     return Tokenized(flatten(examples), refused)
 
 
-def _in_order(pool: ProcessPoolExecutor, chunks: Iterable[list[Conversation]], under_way: int) -> Iterator[Tokenized]:
-    waiting: deque[Future[Tokenized]] = deque()
-    for chunk in chunks:
-        waiting.append(pool.submit(_work, chunk))
-        if len(waiting) >= under_way:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+_worker: tuple[Any, Collection[int]]  # of a process of the pool
+
+
+def _begin(tokenizer: Any, end_ids: Collection[int]) -> None:
+    global _worker
+    _worker = tokenizer, end_ids
+
+
+def _work(chunk: list[Conversation]) -> Tokenized:
+    return _tokenize(*_worker, chunk)

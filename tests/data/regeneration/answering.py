@@ -7,7 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specdraft.data.regeneration import RegenerationSettings, regenerate
+from specdraft.data.regeneration.cache import regenerate
+from specdraft.data.regeneration.request import RegenerationSettings
 from specdraft.targets import Target
 
 SETTINGS = RegenerationSettings(temperatures=(0.0, 1.0), max_new_tokens=8, seed=5)

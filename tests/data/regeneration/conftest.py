@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdraft.data.regeneration import Ids, RegenerationSettings, Request
+from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.data.sources.base import Conversation
 from specdraft.targets import Target
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specdraft.data.regeneration import RegenerationSettings
 from specdraft.data.regeneration.dialogue import Dialogue, Outcome, answered_messages
+from specdraft.data.regeneration.request import RegenerationSettings
 from specdraft.data.sources.base import Conversation
 from specdraft.data.tokenization.chat import opening_ids, prompt_ids
 from specdraft.targets import Target

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdraft.data.regeneration import RegenerationSettings, Request
 from specdraft.data.regeneration.in_process import InProcess, plan_batches
+from specdraft.data.regeneration.request import RegenerationSettings, Request
 from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.eagle.eagle3 import Eagle3
 from specdraft.errors import UserError

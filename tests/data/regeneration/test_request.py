@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from specdraft.data.regeneration import RegenerationSettings
+from specdraft.data.regeneration.request import RegenerationSettings
 from specdraft.errors import UserError
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from specdraft.data.regeneration import RegenerationSettings, Request, regenerate
+from specdraft.data.regeneration.cache import regenerate
+from specdraft.data.regeneration.request import RegenerationSettings, Request
 from specdraft.data.regeneration.server import Server
 from specdraft.errors import UserError
 from specdraft.targets import Target

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdraft.data.sources.base import Conversation, Selection, check_request, digest, list_ids
+from specdraft.data.sources.base import Conversation, Selection, check_request, digest, refusals
 from specdraft.errors import UserError
 
 ASK = {"role": "user", "content": "ask"}
@@ -51,8 +51,9 @@ def test_a_selection_reads_what_is_asked_for_and_knows_its_order() -> None:
 
 
 def test_many_ids_are_listed_in_part_and_bad_requests_are_refused() -> None:
-    assert list_ids(["a", "b"]) == "a, b"
-    assert list_ids([str(n) for n in range(21)]).endswith("19 and more")
+    assert refusals([("a", "why"), ("b", "so")], "9 are odd") == "2 of 9 are odd (a, b): why"
+    many = refusals([(str(n), "why") for n in range(21)], "the first 30 are odd", limit=20)
+    assert "19 and more), and data.source.max_malformed is 20: mend them or raise it; the first: why" in many
     check_request("test", 1)
     for request, message in ((("dev", None), "expected one of train, validation, test"), (("train", 0), "is 0")):
         with pytest.raises(UserError, match=message):

@@ -3,7 +3,7 @@ import torch
 
 from specdraft.data.packing import pack
 from specdraft.data.tokenization.chat import Example
-from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count_supervised, coverage
+from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count, coverage
 from specdraft.errors import UserError
 
 COUNTS = torch.tensor([0, 5, 0, 9, 1, 9, 0, 2])
@@ -11,9 +11,10 @@ COUNTS = torch.tensor([0, 5, 0, 9, 1, 9, 0, 2])
 
 def test_only_supervised_tokens_count() -> None:
     batch, _ = pack([Example([3, 3, 1, 2], [False, False, True, True]), Example([1, 1], [False, True])], 8)
-    assert count_supervised(batch, 5).tolist() == [0, 2, 1, 0, 0]
+    supervised = batch.input_ids[batch.loss_mask]
+    assert count(supervised, 5).tolist() == [0, 2, 1, 0, 0]
     with pytest.raises(UserError, match="token id 2"):
-        count_supervised(batch, 2)
+        count(supervised, 2)
 
 
 def test_the_most_frequent_tokens_are_taken_sorted_by_id() -> None:
