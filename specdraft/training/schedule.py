@@ -74,10 +74,7 @@ class OptimizerSettings:
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
         vectors = [parameter for parameter in trainable if parameter.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
         betas = (self.beta1, self.beta2)
         if self.name == "sgd":

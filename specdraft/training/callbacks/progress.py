@@ -9,11 +9,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 from specdraft.training.module import log_interval
 
-_SHOWN = {
-    "loss": "train/loss",
-    "acceptance_length": "acceptance_length",
-    "tokens/s": "train/tokens_per_second",
-}
+_SHOWN = {"loss": "train/loss", "acceptance_length": "acceptance_length", "tokens/s": "train/tokens_per_second"}
 
 
 def progress(terminal: bool | None = None) -> Callback:

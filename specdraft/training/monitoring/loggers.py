@@ -150,11 +150,7 @@ def _copy_events(earlier: Path, directory: Path) -> None:
 def code_version() -> dict[str, Any]:
     """The package's version, the git commit that it was run from and whether files differ from it (None: no git)."""
     commit, changes = (_git(*command) for command in (("rev-parse", "HEAD"), ("status", "--porcelain")))
-    return {
-        "version": specdraft.__version__,
-        "commit": commit,
-        "dirty": None if commit is None else bool(changes),
-    }
+    return {"version": specdraft.__version__, "commit": commit, "dirty": None if commit is None else bool(changes)}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
