@@ -106,15 +106,14 @@ def copy_best_from_resumed(resume: Path, directory: Path) -> None:
     """Copy the best head and its checkpoint of the run that is resumed, in case nothing better follows."""
     if resume.parent.name != CHECKPOINTS:
         return  # a file by itself: what lies around it is not of its run
-    earlier = resume.parent.parent
     for name in ("drafter", f"{CHECKPOINTS}/best.ckpt"):
-        source, copy = earlier / name, directory / name
-        if not source.exists() or copy.exists():
+        source, copy = resume.parent.parent / name, directory / name
+        if copy.exists():
             continue
         if source.is_dir():
             with atomic_directory(copy) as temporary:
                 shutil.copytree(source, temporary, dirs_exist_ok=True)
-        else:
+        elif source.exists():
             with atomic_file(copy) as temporary:
                 shutil.copyfile(source, temporary)
 
@@ -148,14 +147,11 @@ def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple
 
 def _check_alike(drafter: Drafter, given: Drafter, path: str | Path) -> None:
     if type(drafter) is not type(given):
-        raise UserError(
-            f"init={path} holds a drafter of the kind {type(given).__name__}, and the configuration makes "
-            f"{type(drafter).__name__}: choose the model of the checkpoint"
-        )
+        made, held = type(drafter).__name__, type(given).__name__
+        what = f"init={path} holds a drafter of the kind {held}, and the configuration makes {made}"
+        raise UserError(f"{what}: choose the model of the checkpoint")
     ours: dict[str, Any] = drafter.config()
     for name, value in given.config().items():
         if name not in drafter.training_options and ours.get(name) != value:
-            raise UserError(
-                f"init={path} holds a drafter with {name}={shorten(value)}, and the configuration makes one with "
-                f"{shorten(ours.get(name))}: set model.drafter to what the checkpoint has"
-            )
+            what = f"init={path} holds a drafter with {name}={shorten(value)}, and the configuration makes one with"
+            raise UserError(f"{what} {shorten(ours.get(name))}: set model.drafter to what the checkpoint has")

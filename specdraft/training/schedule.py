@@ -1,6 +1,7 @@
 """The optimizer and the learning rate: linear warm-up, then one of four courses to a fraction of the peak."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,14 +97,11 @@ def _portable(optimizer: torch.optim.AdamW, fused: bool) -> torch.optim.AdamW:
     Without the mark below a gradient scaler divides the gradients itself, before they are clipped.
     """
 
-    def forget(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        return state | {"param_groups": [{**group, "fused": None} for group in state["param_groups"]]}
+    def marking(fused: bool | None) -> Callable[[torch.optim.Optimizer, dict[str, Any]], dict[str, Any]]:
+        return lambda _, state: state | {"param_groups": [{**group, "fused": fused} for group in state["param_groups"]]}
 
-    def recall(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        return state | {"param_groups": [{**group, "fused": fused or None} for group in state["param_groups"]]}
-
-    optimizer.register_state_dict_post_hook(forget)
-    optimizer.register_load_state_dict_pre_hook(recall)
+    optimizer.register_state_dict_post_hook(marking(None))
+    optimizer.register_load_state_dict_pre_hook(marking(fused or None))
     optimizer._step_supports_amp_scaling = False
     return optimizer
 

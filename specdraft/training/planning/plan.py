@@ -90,8 +90,8 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     target = MetaTarget(architecture, config.target.name, config.target.get("trust_remote_code", False))
     vocabulary = config.model.draft_vocab_size
     if vocabulary is not None and not 1 <= vocabulary <= target.vocab_size:
-        sizes = f"expected 1 to {target.vocab_size}, or null for all of the target's"
-        raise UserError(f"model.draft_vocab_size is {vocabulary}: {sizes}")
+        what = f"model.draft_vocab_size is {vocabulary}: expected 1 to {target.vocab_size}"
+        raise UserError(f"{what}, or null for all of the target's")
     ids = None if vocabulary is None else torch.arange(vocabulary)
     with torch.device("meta"):
         drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=ids)
