@@ -37,19 +37,17 @@ class RunCheckpoint(ModelCheckpoint):
     def __init__(self, directory: str | Path, every_n_steps: int, keep: int, asynchronous: bool = False) -> None:
         """Save the last state every ``every_n_steps`` steps; ``asynchronous``: from a copy, in a thread."""
         super().__init__(
-            dirpath=directory,
-            filename="best",
-            monitor="acceptance_length",
+            directory,
+            "best",
+            "acceptance_length",
             mode="max",
-            save_top_k=1,
             auto_insert_metric_name=False,
             enable_version_counter=False,
         )
         self.directory = Path(directory)
         self.live: LiveAcceptance | None = None
         self.stop: StopSignal | None = None
-        self.interval = every_n_steps
-        self.keep = keep
+        self.interval, self.keep = every_n_steps, keep
         self.file = CheckpointFile()
         self.background = AsyncCheckpointIO(self.file) if asynchronous else None
         self._unlinked: int | None = None  # the step of the newest state, while it may not be whole
@@ -108,12 +106,12 @@ class RunCheckpoint(ModelCheckpoint):
         A UserError (a loss that is not finite) saves nothing: the last good checkpoint is worth more. Nor does a
         KeyboardInterrupt, the second Ctrl-C: it may have struck in the middle of an update.
         """
-        started = trainer.global_step > 0 and trainer.global_step != self._last_global_step_saved
+        unsaved = trainer.global_step not in (0, self._last_global_step_saved)
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-        within = batches.processed % trainer.accumulate_grad_batches != 0
-        foreseen = not isinstance(exception, Exception) or isinstance(exception, UserError | Interrupted)
+        between = batches.processed % trainer.accumulate_grad_batches == 0
+        unforeseen = isinstance(exception, Exception) and not isinstance(exception, UserError | Interrupted)
         self._finish()
-        if started and not within and trainer.world_size == 1 and not foreseen:
+        if unsaved and between and unforeseen and trainer.world_size == 1:
             self._save_last(trainer)
             self._finish()
 
@@ -148,9 +146,6 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing."""
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nothing: the last step has saved."""
 
 
 def reset_batch_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

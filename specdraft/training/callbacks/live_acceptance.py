@@ -107,11 +107,11 @@ class LiveAcceptance(Callback):
         self.measured_step: int | None = None
         self.samples: list[tuple[str, Trace, int]] = []  # categories, traces and lengths of the last measurement
         self.counts = AcceptanceCounts(num_draft_tokens)  # of the last measurement
-        self._stop: StopSignal | None = None
+        self._stop = StopSignal()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the prompts from the data. Raises UserError where none leaves room for an answer."""
-        self._stop = find_callback(trainer, StopSignal)
+        self._stop = find_callback(trainer, StopSignal) or self._stop
         if self.num_prompts is not None:
             data: DataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector
             found = data.evaluation_prompts("validation", self.num_prompts, self.max_new_tokens)
@@ -161,8 +161,8 @@ class LiveAcceptance(Callback):
 
     def _decode(self, trainer: Trainer, module: "DrafterModule", drafter: Drafter) -> Measurement | None:
         names = sorted(set(self.categories))
-        empty = [AcceptanceCounts(self.num_draft_tokens) for _ in range(1 + len(names))]
-        measured = Measurement(empty[0], dict(zip(names, empty[1:], strict=True)))
+        by_category = {name: AcceptanceCounts(self.num_draft_tokens) for name in names}
+        measured = Measurement(AcceptanceCounts(self.num_draft_tokens), by_category)
         training = drafter.training
         drafter.eval()
         # Autocast belongs to training: serving engines do not use it, so neither does the measurement.
@@ -170,44 +170,30 @@ class LiveAcceptance(Callback):
             decoder = Decoder(module.target, drafter, self.num_draft_tokens, self.sampling)
             # A target that is cut over the ranks needs them all for every pass: they decode the same, side by side.
             together = module.target.engine is not None
-            mine = (0, 1) if together else (trainer.global_rank, trainer.world_size)
-            for index in range(mine[0], len(self.prompts), mine[1]):
-                if self._stopping(trainer) if together else self._stop_requested():
+            first, ranks = (0, 1) if together else (trainer.global_rank, trainer.world_size)
+            for index in range(first, len(self.prompts), ranks):
+                if self._stop.agreed(trainer) if together else self._stop.requested:
                     break
                 decoder.trace = trainer.is_global_zero and len(measured.samples) < _SAMPLES
                 generation = decoder.generate(self.prompts[index], self.max_new_tokens, seed=index)
                 measured.add(self.categories[index], generation)
                 if index == 0:  # in the midst of the others, so that a busy machine slows down both alike
-                    alone = Decoder(module.target, sampling=self.sampling).generate(
-                        self.prompts[index], self.max_new_tokens, seed=index
-                    )
+                    plain = Decoder(module.target, sampling=self.sampling)
+                    alone = plain.generate(self.prompts[index], self.max_new_tokens, seed=index)
                     measured.steps = len(alone.tokens) - 1  # a step emits one token, the prompt's pass the first
                     measured.step_seconds = alone.decode_seconds
         drafter.train(training)
-        stopped = self._stop_requested()
-        if trainer.world_size > 1:
-            stopped = self._stopping(trainer)
-            if not together:
-                ranks = module.gather(measured.by_category)
-                measured.by_category = {name: reduce(add, [rank[name] for rank in ranks]) for name in names}
-                measured.counts = reduce(add, measured.by_category.values(), AcceptanceCounts(self.num_draft_tokens))
+        stopped = self._stop.agreed(trainer)
+        if trainer.world_size > 1 and not together:
+            everywhere = module.gather(measured.by_category)
+            measured.by_category = {name: reduce(add, [rank[name] for rank in everywhere]) for name in names}
+            measured.counts = reduce(add, measured.by_category.values(), AcceptanceCounts(self.num_draft_tokens))
         return None if stopped else measured
-
-    def _stop_requested(self) -> bool:
-        return self._stop is not None and self._stop.requested
-
-    def _stopping(self, trainer: Trainer) -> bool:
-        """Whether any rank is to stop. Every rank must call it."""
-        return not trainer.strategy.reduce_boolean_decision(not self._stop_requested(), all=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know: the best head and where it was."""
-        return {
-            "best": self.best,
-            "best_step": self.best_step,
-            "measured_step": self.measured_step,
-            "measures": self._measures(),
-        }
+        best = {"best": self.best, "best_step": self.best_step}
+        return best | {"measured_step": self.measured_step, "measures": self._measures()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue, with the best head if the caller has brought it along.
@@ -215,14 +201,13 @@ class LiveAcceptance(Callback):
         A length that was measured otherwise is no rival of those to come, nor is one whose head is not there.
         """
         if state_dict.get("measures") != self._measures():
-            self._begin_again("was measured with other prompts or settings of decoding")
+            reason = "was measured with other prompts or settings of decoding"
         elif state_dict["best"] is not None and not self._holds(state_dict["best"], state_dict["best_step"]):
-            self._begin_again("is not beside the checkpoint")
+            reason = "is not beside the checkpoint"
         else:
             self.best, self.best_step = state_dict["best"], state_dict["best_step"]
             self.measured_step = state_dict["measured_step"]
-
-    def _begin_again(self, reason: str) -> None:
+            return
         rank_zero_warn(f"the best head of the resumed run {reason}: the best from here on is kept")
 
     def _measures(self) -> dict[str, Any]:

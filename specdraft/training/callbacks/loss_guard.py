@@ -1,5 +1,6 @@
 """What becomes of an optimizer step whose loss is not finite, or far above those before it."""
 
+import math
 import statistics
 from collections import deque
 from pathlib import Path
@@ -41,9 +42,7 @@ class LossGuard(Callback):
         if spike_factor is not None and not spike_factor > 1:
             raise UserError(f"guard.spike_factor is {spike_factor}: expected a number above 1, or null for no guard")
         self.directory = Path(directory)
-        self.skips = on_bad_loss == "skip"
-        self.spike_factor = spike_factor
-        self.max_skipped = max_skipped
+        self.skips, self.spike_factor, self.max_skipped = on_bad_loss == "skip", spike_factor, max_skipped
         self.losses: deque[float] = deque(maxlen=_REMEMBERED)
         self.skipped = 0
 
@@ -58,15 +57,13 @@ class LossGuard(Callback):
         loss = torch.stack([each for _, _, each in batches]).sum() / len(batches)
         if trainer.world_size > 1:
             loss = trainer.strategy.reduce(loss, reduce_op="mean")
-        value = float(loss)
-        reason = self._reason(value)
+        reason = self._reason(float(loss))
         if reason is None:
-            self.losses.append(value)
+            self.losses.append(float(loss))
             return
-        step = trainer.global_step
         path = self._write(trainer, batches)
         self.skipped += 1
-        what = f"the training loss is {value:.6g} at step {step} (batch {batches[0][0]}), {reason}"
+        what = f"the training loss is {loss:.6g} at step {trainer.global_step} (batch {batches[0][0]}), {reason}"
         if not self.skips or self.skipped > self.max_skipped:
             limit = f" after {self.max_skipped} steps were left out (guard.max_skipped)" if self.skips else ""
             raise UserError(
@@ -79,7 +76,7 @@ class LossGuard(Callback):
             print(f"{what}: the step is left out; its batches are in {path}", flush=True)
 
     def _reason(self, loss: float) -> str | None:
-        if not torch.isfinite(torch.tensor(loss)):
+        if not math.isfinite(loss):
             return "expected a finite number"
         if self.spike_factor is None or len(self.losses) < _ENOUGH:
             return None
@@ -96,11 +93,10 @@ class LossGuard(Callback):
         indices = getattr(trainer.datamodule, "step_indices", None)  # type: ignore[attr-defined]
         if indices is not None:
             tensors["rows"] = torch.tensor(indices(batches[0][0]))
-        rank, step = trainer.global_rank, trainer.global_step
+        step, rank, numbers = trainer.global_step, trainer.global_rank, [number for number, _, _ in batches]
         path = self.directory / f"step-{step:06d}-rank-{rank}.safetensors"
-        about = {"step": str(step), "rank": str(rank), "batches": str([number for number, _, _ in batches])}
         with atomic_file(path) as temporary:
-            save_file(tensors, temporary, metadata=about)
+            save_file(tensors, temporary, metadata={"step": str(step), "rank": str(rank), "batches": str(numbers)})
         return path
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from specdraft.training.module import DrafterModule
 
 _STUCK = "stuck"  # the store has this key once the first rank has said that all are
+_GONE = "it was killed, hangs, or has lost its machine or network (its own output may say why); the other ranks stop"
 
 
 class RankHeartbeat(Callback):
@@ -40,8 +41,7 @@ class RankHeartbeat(Callback):
         beyond the longest time that it took before.
         """
         self.checkpoints = Path(checkpoints)
-        self.silence = silence
-        self.patience = patience
+        self.silence, self.patience = silence, patience
         self._ended = threading.Event()
         self._heard: dict[int, tuple[int, float]] = {}
         self._told = False  # whether the first rank has said that all are stuck
@@ -80,9 +80,7 @@ class RankHeartbeat(Callback):
             except (DistError, RuntimeError):
                 if self._told:
                     os._exit(2)
-                self._leave(
-                    f"rank {rank} does not reach the store of the first rank any more: {advice(self.checkpoints)}"
-                )
+                self._leave(f"rank {rank} does not reach the store of the first rank any more: {_GONE}")
 
     def _tell_and_hear(self, store: Store, rank: int) -> None:
         stalled = self._activity.stalled() > self.patience + self._activity.longest
@@ -106,8 +104,7 @@ class RankHeartbeat(Callback):
         said = "; ".join(f"rank {', '.join(numbers)} is {place}" for place, numbers in ranks.items())
         self._leave(
             f"no rank has made progress for {self._activity.stalled():.0f} seconds: {said}: they wait for each other, "
-            "as when a drafter or a callback does not call the same modules and collectives on every rank; "
-            + _resume(self.checkpoints),
+            "as when a drafter or a callback does not call the same modules and collectives on every rank",
             store,
         )
 
@@ -117,8 +114,7 @@ class RankHeartbeat(Callback):
             now = time.monotonic()
             for peer, (_, last) in list(self._heard.items()):
                 if now - last > self.silence:
-                    what = f"rank {peer} has not been heard of for {self.silence:.0f} seconds"
-                    self._leave(f"{what}: {advice(self.checkpoints)}")
+                    self._leave(f"rank {peer} has not been heard of for {self.silence:.0f} seconds: {_GONE}")
 
     def _leave(self, sentence: str, stuck: Store | None = None) -> None:
         """End the process: its main thread waits in a collective, out of reach of an exception.
@@ -129,19 +125,11 @@ class RankHeartbeat(Callback):
             return
         if self._activity.stopping:  # the others have ended because they were told to, as this one was
             os._exit(INTERRUPTED)
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print(f"error: {sentence}; {_resume(self.checkpoints)}", file=sys.stderr, flush=True)
         if stuck is not None:
             stuck.set(_STUCK, "")
             time.sleep(max(1.0, 0.3 * self.silence))
         os._exit(2)
-
-
-def advice(checkpoints: Path) -> str:
-    """How to go on where a rank is gone."""
-    return (
-        "it was killed, hangs, or has lost its machine or network (its own output may say why); the other ranks stop; "
-        + _resume(checkpoints)
-    )
 
 
 def _resume(checkpoints: Path) -> str:
@@ -161,6 +149,5 @@ def broken_connections_explained(checkpoints: Path) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_broken_connection(error):
             raise
-        raise UserError(
-            f"rank {torch.distributed.get_rank()} has lost its connection to another one: {advice(checkpoints)}"
-        ) from error
+        what = f"rank {torch.distributed.get_rank()} has lost its connection to another one: {_GONE}"
+        raise UserError(f"{what}; {_resume(checkpoints)}") from error
