@@ -44,8 +44,7 @@ class Activity:
     """Progress of a training. ``beat`` notes it; a wait that ended is no fault, so the longest one is remembered."""
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
-        """``modules`` are those that a stack is searched for, by name."""
-        self.modules = modules
+        self.modules = modules  # that a stack is searched for, by name
         self.phase = "between two steps"
         self.stopping = False  # whether the process was asked to end
         self.longest = 0.0  # seconds without a beat, of those that ended

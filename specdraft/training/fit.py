@@ -126,11 +126,8 @@ def _precision(config: DictConfig) -> Any:
 
 
 def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple[Drafter, torch.Tensor]:
-    """The drafter and its draft vocabulary, ascending target ids ``[Vd]``. ``data`` is prepared.
-
-    With ``config.init`` it has the weights and the draft vocabulary of that checkpoint. Raises UserError for a
-    checkpoint of another target or another drafter than the configuration describes.
-    """
+    """The drafter and its draft vocabulary, ascending target ids ``[Vd]``. ``data`` is prepared. With ``config.init``
+    both are of that checkpoint. Raises UserError if it is of another target or drafter than the configuration's."""
     make = build(config.model.drafter, _partial_=True)
     if config.init is None:
         vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)

@@ -213,9 +213,7 @@ class DrafterModule(LightningModule):
 
     def publish(self, values: dict[str, float]) -> None:
         """Send values to every logger, at the number of optimizer steps done, and to callbacks and progress bar.
-
-        Lightning's own forwarding drops what is logged between two multiples of ``log_every_n_steps``.
-        """
+        Lightning's own forwarding drops what is logged between two multiples of ``log_every_n_steps``."""
         self.first_values = values | self.first_values
         self.last_values |= values
         self.log_dict(values, logger=False, batch_size=1)
@@ -245,10 +243,8 @@ class DrafterModule(LightningModule):
         checkpoint["specdraft"] = self._belonging()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raises UserError if the checkpoint was trained for another target, architecture or draft vocabulary.
-
-        A draft vocabulary that drifts on resume keeps the loss curve and ruins acceptance.
-        """
+        """Raises UserError if the checkpoint was trained for another target, architecture or draft vocabulary: one that
+        drifts on resume keeps the loss curve and ruins acceptance."""
         saved, ours = checkpoint.get("specdraft", {}), self._belonging()
         for key, value in ours.items():
             if saved.get(key) != value:

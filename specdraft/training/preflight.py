@@ -44,10 +44,8 @@ class Run:
 
 
 def prepare_run(config: DictConfig) -> Run:
-    """Check everything that can be checked now, claim the GPU and the run directory, and seed.
-
-    Raises UserError for what cannot work, before anything is loaded, computed or written over.
-    """
+    """Check everything that can be checked now, claim the GPU and the run directory, and seed. Raises UserError for
+    what cannot work, before anything is loaded, computed or written over."""
     evaluation = EvaluationSettings.from_config(config.decoding, config.seed)
     cost = None if config.evaluation.cost_model is None else CostSettings(**config.evaluation.cost_model)
     directory = Path(HydraConfig.get().runtime.output_dir)

@@ -67,11 +67,9 @@ class OptimizerSettings:
         return 1 - progress
 
     def build(self, module: nn.Module, fusable: bool = True, offloaded: bool = False) -> torch.optim.Optimizer:
-        """The optimizer over the trainable parameters; norms (vectors) are not decayed.
-
-        ``fusable``: no strategy replaces the parameters by its own. ``offloaded``: the states stay in the memory of the
-        host, for which DeepSpeed has an AdamW of its own. Raises UserError where it has none.
-        """
+        """The optimizer over the trainable parameters; norms (vectors) are not decayed. ``fusable``: no strategy
+        replaces the parameters by its own. ``offloaded``: the states stay in the memory of the host, for which
+        DeepSpeed has an AdamW of its own, and nothing else: UserError."""
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
         vectors = [parameter for parameter in trainable if parameter.ndim < 2]
@@ -92,10 +90,8 @@ class OptimizerSettings:
 
 
 def _portable(optimizer: torch.optim.AdamW, fused: bool) -> torch.optim.AdamW:
-    """Let checkpoints not tell, nor decide, whether the update is fused; and let Lightning clip its gradients.
-
-    Without the mark below a gradient scaler divides the gradients itself, before they are clipped.
-    """
+    """Let checkpoints not tell, nor decide, whether the update is fused; and let Lightning clip its gradients: without
+    the mark below a gradient scaler divides the gradients itself, before they are clipped."""
 
     def marking(fused: bool | None) -> Callable[[torch.optim.Optimizer, dict[str, Any]], dict[str, Any]]:
         return lambda _, state: state | {"param_groups": [{**group, "fused": fused} for group in state["param_groups"]]}

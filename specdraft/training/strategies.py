@@ -83,11 +83,9 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
 
 
 def drop_gradients(trainer: Trainer, module: nn.Module, optimizer: Optimizer) -> None:
-    """Between backward and the update: make it leave the weights and the optimizer's states as they are.
-
-    Every rank must call it. DeepSpeed leaves an update out, on all ranks, whose gradient is not finite; torch passes
-    over parameters that have none.
-    """
+    """Between backward and the update: make it leave the weights and the optimizer's states as they are. Every rank
+    must call it: DeepSpeed leaves out, on all of them, an update whose gradient is not finite; torch passes over
+    parameters that have none."""
     if isinstance(trainer.strategy, DeepSpeedStrategy):
         from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_grad
 

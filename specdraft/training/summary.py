@@ -38,17 +38,13 @@ def explain_sizes(directory: Path, drafter: Drafter) -> str:
     """One line about ``drafter/`` and ``checkpoints/last.ckpt``, if that is there, of a run directory."""
     parameters = sum(parameter.numel() for parameter in drafter.parameters())
     trained = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
-    line = f"{_megabytes(_bytes(directory / 'drafter'))}: {parameters:,} parameters x 4 bytes, nothing of the target"
+    line = f"{_megabytes(directory / 'drafter')}: {parameters:,} parameters x 4 bytes, nothing of the target"
     last = directory / "checkpoints" / "last.ckpt"
     if not last.exists():
         return line
-    return f"{line}; last.ckpt {_megabytes(_bytes(last))}: with the optimizer's states of {trained:,} trained ones"
+    return f"{line}; last.ckpt {_megabytes(last)}: with the optimizer's states of {trained:,} trained ones"
 
 
-def _bytes(path: Path) -> int:
+def _megabytes(path: Path) -> str:
     files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.2f} MB"
+    return f"{sum(file.stat().st_size for file in files if file.is_file()) / 1e6:,.2f} MB"

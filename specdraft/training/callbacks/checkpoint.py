@@ -4,7 +4,7 @@ Everything is saved at the end of a step, never inside one: a Ctrl-C only asks, 
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning import LightningModule, Trainer
@@ -20,9 +20,7 @@ from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.stop_signal import Interrupted, StopSignal
 from specdraft.training.checkpoints.file import CheckpointFile
 from specdraft.training.checkpoints.resume import LAST, by_step, step_name
-
-if TYPE_CHECKING:
-    from specdraft.training.module import DrafterModule
+from specdraft.training.module import DrafterModule
 
 
 class RunCheckpoint(ModelCheckpoint):
@@ -77,10 +75,8 @@ class RunCheckpoint(ModelCheckpoint):
             self.best_model_path = self.kth_best_model_path = ""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Save what is due. Raises Interrupted once the state is safe.
-
-        Only at the end of an optimizer step: gradients of accumulated batches are in no checkpoint.
-        """
+        """Save what is due at the end of an optimizer step, as gradients of accumulated batches are in no checkpoint.
+        Raises Interrupted once the state is safe."""
         step = trainer.global_step
         if step == self._step:
             return
@@ -89,7 +85,7 @@ class RunCheckpoint(ModelCheckpoint):
         measured = self.live is not None and self.live.measured_step == step
         ending = stopping or step >= trainer.max_steps
         if measured or ending or (self.interval > 0 and step % self.interval == 0):
-            with cast("DrafterModule", pl_module).activity.during(SAVING):
+            with cast(DrafterModule, pl_module).activity.during(SAVING):
                 self._settle(trainer)
                 if self.live is not None and measured and self.live.best_step == step:
                     self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
@@ -102,10 +98,8 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save the state on an unforeseen error, in a single process (one rank's error must not start a collective).
-
-        A UserError (a loss that is not finite) saves nothing: the last good checkpoint is worth more. Nor does a
-        KeyboardInterrupt, the second Ctrl-C: it may have struck in the middle of an update.
-        """
+        Not on a UserError (a loss that is not finite): the last good checkpoint is worth more; nor on a
+        KeyboardInterrupt, the second Ctrl-C: it may have struck in the middle of an update."""
         unsaved = trainer.global_step not in (0, self._last_global_step_saved)
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         between = batches.processed % trainer.accumulate_grad_batches == 0

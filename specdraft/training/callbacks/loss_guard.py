@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -13,10 +13,8 @@ from safetensors.torch import save_file
 from specdraft.errors import UserError
 from specdraft.files import atomic_file
 from specdraft.targets.batch import Batch
+from specdraft.training.module import DrafterModule
 from specdraft.training.strategies import drop_gradients
-
-if TYPE_CHECKING:
-    from specdraft.training.module import DrafterModule
 
 _REMEMBERED = 64  # losses whose median a spike is measured against
 _ENOUGH = 16  # of them, before there is one
@@ -34,9 +32,7 @@ class LossGuard(Callback):
         self, directory: str | Path, on_bad_loss: str = "stop", spike_factor: float | None = None, max_skipped: int = 10
     ) -> None:
         """``spike_factor``: a loss that many times the median of the last 64 is bad as well; None: none is.
-
-        ``max_skipped``: the run stops at the next one. Raises UserError for settings that mean nothing.
-        """
+        ``max_skipped``: the run stops at the next one."""
         if on_bad_loss not in ("stop", "skip"):
             raise UserError(f"guard.on_bad_loss is {on_bad_loss!r}: expected stop or skip")
         if spike_factor is not None and not spike_factor > 1:
@@ -46,17 +42,14 @@ class LossGuard(Callback):
         self.losses: deque[float] = deque(maxlen=_REMEMBERED)
         self.skipped = 0
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Judge the step. Raises UserError on every rank if the run is to stop: the weights are those before it."""
-        module = cast("DrafterModule", pl_module)
+        module = cast(DrafterModule, pl_module)
         if not module.ends_step():
             return
         batches = module.step_batches
         loss = torch.stack([each for _, _, each in batches]).sum() / len(batches)
-        if trainer.world_size > 1:
-            loss = trainer.strategy.reduce(loss, reduce_op="mean")
+        loss = trainer.strategy.reduce(loss, reduce_op="mean")
         reason = self._reason(float(loss))
         if reason is None:
             self.losses.append(float(loss))

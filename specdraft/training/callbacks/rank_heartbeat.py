@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -23,9 +23,7 @@ from specdraft.entry import INTERRUPTED
 from specdraft.errors import UserError
 from specdraft.training.activity import Activity
 from specdraft.training.checkpoints.resume import LAST
-
-if TYPE_CHECKING:
-    from specdraft.training.module import DrafterModule
+from specdraft.training.module import DrafterModule
 
 _STUCK = "stuck"  # the store has this key once the first rank has said that all are
 _GONE = "it was killed, hangs, or has lost its machine or network (its own output may say why); the other ranks stop"
@@ -35,11 +33,8 @@ class RankHeartbeat(Callback):
     """Ends this process, with a sentence, once another rank is silent, or no rank makes progress."""
 
     def __init__(self, checkpoints: str | Path, silence: float = 30.0, patience: float = 600.0) -> None:
-        """``checkpoints`` is named in the sentence: the run resumes from there.
-
-        ``silence``: seconds without a count of another rank. ``patience``: seconds in which no rank makes progress,
-        beyond the longest time that it took before.
-        """
+        """``checkpoints``: where the run resumes from. ``silence``: seconds without a count of another rank.
+        ``patience``: seconds in which no rank makes progress, beyond the longest time that it took before."""
         self.checkpoints = Path(checkpoints)
         self.silence, self.patience = silence, patience
         self._ended = threading.Event()
@@ -53,7 +48,7 @@ class RankHeartbeat(Callback):
             connection = _get_default_store().clone()  # type: ignore[attr-defined]  # for a thread of its own
             store = PrefixStore("specdraft-peers", connection)
             peers = range(1, trainer.world_size) if trainer.is_global_zero else range(1)
-            self._activity = cast("DrafterModule", pl_module).activity
+            self._activity = cast(DrafterModule, pl_module).activity
             self._ended.clear()
             self._heard = dict.fromkeys(peers, (0, time.monotonic()))  # what each has counted, and since when
             threading.Thread(target=self._count, args=(store, trainer.global_rank), daemon=True).start()
@@ -61,8 +56,7 @@ class RankHeartbeat(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on ranks may take different ways."""
-        if trainer.world_size > 1:
-            trainer.strategy.barrier()
+        trainer.strategy.barrier()
         self._ended.set()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -117,10 +111,8 @@ class RankHeartbeat(Callback):
                     self._leave(f"rank {peer} has not been heard of for {self.silence:.0f} seconds: {_GONE}")
 
     def _leave(self, sentence: str, stuck: Store | None = None) -> None:
-        """End the process: its main thread waits in a collective, out of reach of an exception.
-
-        ``stuck``: the store that tells the other ranks to leave without a sentence of their own, after this one.
-        """
+        """End the process: its main thread waits in a collective, out of reach of an exception. ``stuck``: the store
+        that tells the other ranks to leave without a sentence of their own, after this one."""
         if self._ended.is_set():
             return
         if self._activity.stopping:  # the others have ended because they were told to, as this one was

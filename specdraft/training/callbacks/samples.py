@@ -1,7 +1,7 @@
 """What only W&B can show: decoded answers with every token colored by its status, and acceptance as a table."""
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
@@ -11,16 +11,12 @@ from specdraft.decoding.trace import Trace, segments
 from specdraft.evaluation.report.token_view import page
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
-
-if TYPE_CHECKING:
-    from specdraft.training.module import DrafterModule
+from specdraft.training.module import DrafterModule
 
 
 class SampleTables(Callback):
     """Sends the tables ``samples`` and ``conditional_acceptance`` of each live measurement to W&B, if that is a logger.
-
-    Without a tokenizer tokens are shown as numbers.
-    """
+    Without a tokenizer tokens are shown as numbers."""
 
     def __init__(self) -> None:
         self._shown: int | None = None
@@ -32,7 +28,7 @@ class SampleTables(Callback):
         if live is None or live.measured_step != step or self._shown == step or not trainer.is_global_zero:
             return
         self._shown = step
-        tokenizer = cast("DrafterModule", pl_module).target.tokenizer
+        tokenizer = cast(DrafterModule, pl_module).target.tokenizer
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 import wandb

@@ -53,10 +53,8 @@ def target_forward_flops(sizes: Sizes, row_length: int) -> float:
 
 
 def state_bytes(parameters: int, stage: int | None, devices: int, mixed: bool) -> dict[str, float]:
-    """Bytes per device of the drafter's weights, gradients and optimizer states under ZeRO ``stage`` (None: no ZeRO).
-
-    AdamW keeps two fp32 moments. Mixed precision keeps fp32 masters and 2-byte working copies.
-    """
+    """Bytes per device of the drafter's weights, gradients and optimizer states under ZeRO ``stage`` (None: no ZeRO):
+    AdamW keeps two fp32 moments, mixed precision fp32 masters and 2-byte working copies."""
     n, shard = float(parameters), max(1, devices)
     element, masters = (2, 4) if mixed else (4, 0)
     if stage is None:
@@ -80,11 +78,9 @@ def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabular
 
 
 def target_weight_bytes(sizes: Sizes, element: int, devices: int, placement: str) -> float:
-    """Bytes of the target's weights that a device must hold.
-
-    All of them; or, its layers cut over the devices, all else, a part of the layers, and two of them whole: the one
-    that computes and the one that is fetched; or, its layers in other places, all else and the layer at work.
-    """
+    """Bytes of the target's weights that a device must hold: all; or, its layers cut over the devices, all else, a part
+    of the layers, and two of them whole (the one that computes and the one that is fetched); or, its layers in other
+    places, all else and the layer at work."""
     if placement in ("device_map", "remote"):
         return float(element * (sizes.total - sizes.layers + sizes.largest))
     if placement == "zero3" and devices > 1:

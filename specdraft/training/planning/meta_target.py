@@ -21,11 +21,8 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def target_config(settings: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration of the target that ``settings`` (the ``target`` node) names.
-
-    Raises UserError in one sentence if neither the disk nor the hub has it, weights included, so that nobody waits
-    for data preparation to learn it.
-    """
+    """The configuration of the target that ``settings`` (the ``target`` node) names. Raises UserError if neither the
+    disk nor the hub has it, weights included, so that nobody waits for data preparation to learn it."""
     name, revision = settings["name"], settings.get("revision")
     where = location(name)
     if not Path(where).is_dir():
@@ -53,10 +50,7 @@ class MetaTarget(Target):
     """A target on the meta device: sizes and layer numbers, no arithmetic."""
 
     def __init__(self, config: PreTrainedConfig, name: str, trust_remote_code: bool = False) -> None:
-        """Build the modules without memory. Nothing that reads weights works.
-
-        Raises UserError for a configuration that is none of a causal LM, or of more weights than any has.
-        """
+        """Raises UserError for a configuration that is none of a causal LM, or of more weights than any has."""
         try:
             with torch.device("meta"), at_most(_MOST_WEIGHTS, f"the configuration of {name}"):
                 self.model = AutoModelForCausalLM.from_config(
