@@ -34,11 +34,9 @@ from specdraft.training.summary import summary
 
 
 def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logger], run: Run) -> DrafterModule:
-    """Train. The run's directory then holds checkpoints/ and drafter/, the best head. ``data`` is prepared.
-
-    Raises Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite, or for a
-    drafter that cannot be exported for the run's engine: days of training must not end in a format that does not exist.
-    """
+    """Train. The run's directory then holds checkpoints/ and drafter/, the best head. ``data`` is prepared. Raises
+    Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite, or, before any
+    training, for a drafter that cannot be exported for the run's engine."""
     drafter, vocabulary = build_drafter(config, target, data)
     data.check_reads(drafter)
     if run.engine is not None:

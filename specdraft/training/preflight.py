@@ -33,8 +33,7 @@ PRECISIONS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has besides its configuration: ``directory`` is its own, ``resume`` a checkpoint to continue from,
-    ``engine`` the one to export for."""
+    """What a run has besides its configuration; ``resume``: a checkpoint to go on from, ``engine``: to export for."""
 
     directory: Path
     resume: Path | None

@@ -120,7 +120,6 @@ def offloads_optimizer(strategy: Strategy) -> bool:
 
 def automatic(accelerator: str = "auto", devices: int | str | list[int] = "auto", num_nodes: int = 1) -> Strategy | str:
     """ZeRO-2 when several GPUs take part, DDP when several CPU processes do, else one device."""
-    trainer = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
-    if world_size(trainer) == 1:
+    if world_size({"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}) == 1:
         return "auto"
     return deepspeed(stage=2) if uses_gpus(accelerator) else "ddp"

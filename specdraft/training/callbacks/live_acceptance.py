@@ -73,10 +73,8 @@ class Measurement:
 
 
 class LiveAcceptance(Callback):
-    """Measure acceptance every ``every_n_steps`` optimizer steps and after the last one.
-
-    The best head so far, by acceptance length, lies in ``directory`` at any time after the first measurement.
-    """
+    """Measure acceptance every ``every_n_steps`` optimizer steps and after the last one. The best head so far, by
+    acceptance length, lies in ``directory`` at any time after the first measurement."""
 
     def __init__(
         self,

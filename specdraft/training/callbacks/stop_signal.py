@@ -30,10 +30,8 @@ class Interrupted(Exception):
 
 class StopSignal(Callback):
     """Turns the first SIGINT or SIGTERM into a request, which is met at the end of the step; a second interrupts.
-
-    Python runs signal handlers in the main thread alone, which may wait in a collective for ever. A thread, which
-    hears of signals by a wakeup file descriptor, then ends the process.
-    """
+    Python runs signal handlers in the main thread alone, which may wait in a collective for ever: a thread, which
+    hears of signals by a wakeup file descriptor, then ends the process."""
 
     def __init__(self, grace: float = 30.0) -> None:
         """``grace``: seconds that training may stand still after the request, beyond the longest time it ever did."""

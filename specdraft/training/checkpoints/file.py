@@ -15,11 +15,8 @@ from specdraft.text import reason
 
 
 class CheckpointFile(TorchCheckpointIO):
-    """Writes and reads checkpoints for every strategy.
-
-    Only the first rank writes. ``failure`` says which file could not be written, and why: raised there, it would leave
-    the other ranks waiting.
-    """
+    """Writes and reads checkpoints for every strategy. Only the first rank writes: ``failure`` says which file could
+    not be written, and why, as an error raised there would leave the other ranks waiting."""
 
     failure: str | None = None
 

@@ -48,10 +48,10 @@ class StepwiseWandbLogger(WandbLogger):
 
 
 def build_loggers(config: DictConfig, directory: Path, resume: Path | None) -> list[Logger]:
-    """The loggers that ``config.logger`` names, so that a missing package or account shows before any work.
+    """The loggers that ``config.logger`` names. Raises UserError for a missing package or account, before any work.
 
     With a checkpoint to ``resume`` from, files in ``directory`` begin with the curves of its run up to its step, and
-    W&B goes on with the same run; without an answer of its server, offline. Raises UserError.
+    W&B goes on with the same run; without an answer of its server, offline.
     """
     loggers: list[Logger] = []
     earlier, step = (None, 0) if resume is None else (resume.parent.parent, checkpoint_step(resume))

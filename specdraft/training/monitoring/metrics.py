@@ -32,10 +32,8 @@ class Counts:
             self._values[name] = self._values.get(name, 0.0) + value.detach().double()
 
     def take(self, gather: Callable[[dict[str, float]], list[dict[str, float]]]) -> dict[str, float]:
-        """What was added since the last call, summed over the ranks that ``gather`` asks. Every rank must call it.
-
-        They may know different names: a batch whose documents are all short has no rows in the later steps.
-        """
+        """What was added since the last call, summed over the ranks that ``gather`` asks. Every rank must call it. They
+        may know different names: a batch whose documents are all short has no rows in the later steps."""
         names = sorted(self._values)
         ours = torch.stack([self._values[name].reshape(()) for name in names]).tolist() if names else []
         self._values = {}
