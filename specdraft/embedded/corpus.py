@@ -19,8 +19,8 @@ def documents(tokenizer: PreTrainedTokenizerFast, split: str) -> dict[str, list[
         ids = tokenizer(source, add_special_tokens=False)["input_ids"]
         kinds["tests" if stdlib.is_test(path) else "library"].append([tokenizer.bos_token_id, *ids])
         for function in stdlib.functions(source, path):
-            turns = {"user": function.prompt, "assistant": function.body}
-            messages = [{"role": role, "content": content} for role, content in turns.items()]
+            turns = (("user", function.prompt), ("assistant", function.body))
+            messages = [{"role": role, "content": content} for role, content in turns]
             kinds["chat"].append(tokenizer.apply_chat_template(messages, return_dict=False))
     return kinds
 
@@ -29,11 +29,9 @@ def sequences(kinds: dict[str, list[list[int]]], weights: dict[str, float], rng:
     """Sequences for training: each kind repeated by its weight (a fraction takes a sample), shuffled, joined."""
     chosen: list[list[int]] = []
     for kind, weight in weights.items():
-        whole = int(weight)
-        chosen += kinds[kind] * whole + rng.sample(kinds[kind], round(len(kinds[kind]) * (weight - whole)))
+        chosen += kinds[kind] * int(weight) + rng.sample(kinds[kind], round(len(kinds[kind]) * (weight % 1)))
     # Long files are cut before shuffling: otherwise one module fills several neighboring batches.
     pieces = [ids[start : start + LENGTH] for ids in chosen for start in range(0, len(ids), LENGTH)]
     rng.shuffle(pieces)
     stream = [token for piece in pieces for token in piece]
-    ends = range(LENGTH, len(stream) + 1, LENGTH)
-    return [stream[end - LENGTH : end] for end in ends]
+    return [stream[end - LENGTH : end] for end in range(LENGTH, len(stream) + 1, LENGTH)]

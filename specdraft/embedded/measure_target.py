@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 
 import torch
+from jinja2 import Template
 
 from specdraft.data.prompts import STDLIB, encode, load_prompts
 from specdraft.decoding.decoder import Decoder
@@ -21,23 +22,7 @@ from specdraft.files import atomic_file
 from specdraft.targets import Target
 
 PROMPTS, NEW_TOKENS = 40, 128
-CARD = """# The embedded target
-
-A Llama-architecture language model of {parameters:.1f}M parameters ({target.num_layers} layers of width \
-{target.hidden_size}, {target.vocab_size:,} tokens), trained by `python -m specdraft.embedded.recipe`{length} on \
-Python's own standard library. It exists so that drafters can be trained, decoded with and served anywhere, within \
-minutes; it writes plausible Python, not correct programs.
-
-| held-out text (validation split, files never trained on) | nats per token | perplexity |
-|---|---|---|
-{losses}
-
-| {prompts} held-out function prompts, {new_tokens} tokens | distinct 4-grams |
-|---|---|
-{distinct}
-
-The library is the Python Software Foundation's, under the PSF License Agreement.
-"""
+_CARD = Template(Path(__file__).with_name("card.md.jinja").read_text("utf-8"), trim_blocks=True)
 
 
 @torch.inference_mode()
@@ -64,14 +49,13 @@ def write_card(directory: Path, steps: int | None = None) -> None:
     """Measure the target in ``directory`` and write its ``README.md``. ``steps``: how long it was trained."""
     target = Target.load(str(directory), dtype="float32", device="cpu")
     held_out = documents(target.tokenizer, "validation")
-    losses = {kind: held_out_loss(target, docs) for kind, docs in held_out.items() if docs}
-    distinct = {temperature: distinctness(target, temperature) for temperature in (0.0, 0.8, 1.0)}
-    card = CARD.format(
+    card = _CARD.render(
         target=target,
-        parameters=sum(parameter.numel() for parameter in target.model.parameters()) / 1e6,
-        length=f" for {steps:,} steps of 8,192 tokens" if steps else "",
-        losses="\n".join(f"| {kind} | {loss:.3f} | {math.exp(loss):.1f} |" for kind, loss in losses.items()),
-        distinct="\n".join(f"| temperature {each:g} | {share:.0%} |" for each, share in distinct.items()),
+        parameters=sum(parameter.numel() for parameter in target.model.parameters()),
+        steps=steps,
+        losses={kind: held_out_loss(target, docs) for kind, docs in held_out.items() if docs},
+        exp=math.exp,
+        distinct={temperature: distinctness(target, temperature) for temperature in (0.0, 0.8, 1.0)},
         prompts=PROMPTS,
         new_tokens=NEW_TOKENS,
     )

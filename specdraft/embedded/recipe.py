@@ -94,9 +94,9 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
         optimizer.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.3f}")
         if (step + 1) % 100 == 0 or step + 1 == steps:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             with atomic_file(state_path) as temporary:
-                states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-                torch.save(states, temporary)
+                torch.save(state, temporary)
             with atomic_directory(out) as temporary:
                 copy.deepcopy(model).bfloat16().save_pretrained(temporary)
                 tokenizer.save_pretrained(temporary)

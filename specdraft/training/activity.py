@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
-from typing import Any
 
 from torch import nn
 
@@ -44,8 +44,7 @@ class Activity:
     """Progress of a training. ``beat`` notes it; a wait that ended is no fault, so the longest one is remembered."""
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
-        """``modules`` are those that a stack is searched for, by name."""
-        self.modules = modules
+        self.modules = modules  # that a stack is searched for, by name
         self.phase = "between two steps"
         self.stopping = False  # whether the process was asked to end
         self.longest = 0.0  # seconds without a beat, of those that ended
@@ -74,37 +73,27 @@ class Activity:
 
     def where(self) -> str:
         """The phase, the collective or else the function that the main thread is in, and the module around it."""
-        main = threading.main_thread().ident
         frames = sys._current_frames()
-        stacks = [list(_stack(frames[main]))] if main in frames else []
-        # On a GPU the backward pass runs in threads of autograd's.
-        stacks += [list(_stack(frame)) for ident, frame in frames.items() if ident not in (main, threading.get_ident())]
+        main, own = threading.main_thread().ident, threading.get_ident()
+        # On a GPU the backward pass runs in threads of autograd's, which come behind the main one.
+        threads = sorted((ident for ident in frames if ident == main or ident != own), key=lambda ident: ident != main)
+        stacks = [[frame for frame, _ in walk_stack(frames[ident])] for ident in threads]  # innermost first
         collective = next((frame for stack in stacks for frame in stack if _is_collective(frame)), None)
         stack = next((stack for stack in stacks if collective is None or collective in stack), [])
-        names = {id(part): name for root, of in self.modules.items() for name, part in _named(root, of)}
+        place, words = collective or next(iter(stack), None), []
+        if place is not None:
+            file = "/".join(Path(place.f_code.co_filename).parts[-3:])
+            words.append(f"in {place.f_code.co_name} ({file}:{place.f_lineno})")
+        names = {
+            id(part): f"{root}.{name}".rstrip(".")
+            for root, of in self.modules.items()
+            for name, part in of.named_modules()
+        }
         selves = (frame.f_locals.get("self") for frame in stack if "self" in frame.f_code.co_varnames)
-        module = next((names[id(each)] for each in selves if id(each) in names), None)
-        place = collective or (stack[0] if stack else None)
-        parts = [f"in {place.f_code.co_name} ({_file(place)}:{place.f_lineno})" if place else "", f"of {module}"]
-        return " ".join(part for part in (*parts[: 1 + (module is not None)], f"during {self.phase}") if part)
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _named(root: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, part in module.named_modules():
-        yield f"{root}.{name}" if name else root, part
+        words += [f"of {names[id(each)]}" for each in selves if id(each) in names][:1]
+        return " ".join([*words, f"during {self.phase}"])
 
 
 def _is_collective(frame: FrameType) -> bool:
     code = frame.f_code
     return any(part in code.co_filename for part in _COLLECTIVES) and code.co_name not in ("wrapper", "log_wrapper")
-
-
-def _file(frame: FrameType) -> str:
-    return "/".join(Path(frame.f_code.co_filename).parts[-3:])

@@ -8,11 +8,9 @@ from specdraft.files import exclusive
 
 
 def compile_operator(builder: str) -> None:
-    """Compile and load the operator of DeepSpeed's ``builder``, one process at a time; afterwards it is at hand.
-
-    torch waits without end for a lock file that a killed process leaves in its cache. Whoever holds the lock of this
-    function, which the kernel takes from a process that ends, knows that nobody else of us is compiling.
-    """
+    """Compile and load the operator of DeepSpeed's ``builder``, one process at a time. torch waits without end for a
+    lock file that a killed process leaves in its cache; the kernel takes ours from a process that ends, so whoever
+    holds it knows that nobody else of us is compiling."""
     from deepspeed.accelerator import get_accelerator  # imports take seconds
 
     made = get_accelerator().create_op_builder(builder)

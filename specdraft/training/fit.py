@@ -34,11 +34,9 @@ from specdraft.training.summary import summary
 
 
 def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logger], run: Run) -> DrafterModule:
-    """Train. The run's directory then holds checkpoints/ and drafter/, the best head. ``data`` is prepared.
-
-    Raises Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite, or for a
-    drafter that cannot be exported for the run's engine: days of training must not end in a format that does not exist.
-    """
+    """Train. The run's directory then holds checkpoints/ and drafter/, the best head. ``data`` is prepared. Raises
+    Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite, or, before any
+    training, for a drafter that cannot be exported for the run's engine."""
     drafter, vocabulary = build_drafter(config, target, data)
     data.check_reads(drafter)
     if run.engine is not None:
@@ -106,15 +104,14 @@ def copy_best_from_resumed(resume: Path, directory: Path) -> None:
     """Copy the best head and its checkpoint of the run that is resumed, in case nothing better follows."""
     if resume.parent.name != CHECKPOINTS:
         return  # a file by itself: what lies around it is not of its run
-    earlier = resume.parent.parent
     for name in ("drafter", f"{CHECKPOINTS}/best.ckpt"):
-        source, copy = earlier / name, directory / name
-        if not source.exists() or copy.exists():
+        source, copy = resume.parent.parent / name, directory / name
+        if copy.exists():
             continue
         if source.is_dir():
             with atomic_directory(copy) as temporary:
                 shutil.copytree(source, temporary, dirs_exist_ok=True)
-        else:
+        elif source.exists():
             with atomic_file(copy) as temporary:
                 shutil.copyfile(source, temporary)
 
@@ -127,11 +124,8 @@ def _precision(config: DictConfig) -> Any:
 
 
 def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple[Drafter, torch.Tensor]:
-    """The drafter and its draft vocabulary, ascending target ids ``[Vd]``. ``data`` is prepared.
-
-    With ``config.init`` it has the weights and the draft vocabulary of that checkpoint. Raises UserError for a
-    checkpoint of another target or another drafter than the configuration describes.
-    """
+    """The drafter and its draft vocabulary, ascending target ids ``[Vd]``. ``data`` is prepared. With ``config.init``
+    both are of that checkpoint. Raises UserError if it is of another target or drafter than the configuration's."""
     make = build(config.model.drafter, _partial_=True)
     if config.init is None:
         vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
@@ -148,14 +142,11 @@ def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple
 
 def _check_alike(drafter: Drafter, given: Drafter, path: str | Path) -> None:
     if type(drafter) is not type(given):
-        raise UserError(
-            f"init={path} holds a drafter of the kind {type(given).__name__}, and the configuration makes "
-            f"{type(drafter).__name__}: choose the model of the checkpoint"
-        )
+        made, held = type(drafter).__name__, type(given).__name__
+        what = f"init={path} holds a drafter of the kind {held}, and the configuration makes {made}"
+        raise UserError(f"{what}: choose the model of the checkpoint")
     ours: dict[str, Any] = drafter.config()
     for name, value in given.config().items():
         if name not in drafter.training_options and ours.get(name) != value:
-            raise UserError(
-                f"init={path} holds a drafter with {name}={shorten(value)}, and the configuration makes one with "
-                f"{shorten(ours.get(name))}: set model.drafter to what the checkpoint has"
-            )
+            what = f"init={path} holds a drafter with {name}={shorten(value)}, and the configuration makes one with"
+            raise UserError(f"{what} {shorten(ours.get(name))}: set model.drafter to what the checkpoint has")

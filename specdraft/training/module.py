@@ -7,7 +7,6 @@ checkpoint, no strategy ever sees it (a registered frozen target is saved again 
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
+from specdraft.text import fingerprint
 from specdraft.training.activity import Activity, Stopwatch
 from specdraft.training.global_batch import step_totals
 from specdraft.training.monitoring.metrics import Counts, memory, peak_flops, ratios
@@ -53,15 +53,13 @@ class DrafterModule(LightningModule):
         flops_per_token: float | None = None,
         about: dict[str, Any] | None = None,
     ) -> None:
-        """Keep the target unregistered; it moves to the device when fitting starts."""
         super().__init__()
         self.drafter = drafter
         self.target: Target
         object.__setattr__(self, "target", target)
         self.settings = optimizer
         self.save_hyperparameters({"run": describe or {}}, logger=False)  # loggers get it flat: log_identity
-        self.stopwatch = Stopwatch()
-        self.waiting = Stopwatch()
+        self.stopwatch, self.waiting = Stopwatch(), Stopwatch()
         self.activity = Activity({"drafter": drafter, "target": target.model})
         self.flops_per_token = flops_per_token
         self.about = about or {}
@@ -71,8 +69,7 @@ class DrafterModule(LightningModule):
         self.step_batches: list[tuple[int, Batch, Tensor]] = []  # number, tokens and loss of those of this step
         self._step_counts: list[dict[str, Tensor]] = []
         self._totals: Sequence[float] | None = None
-        self._training = Counts()
-        self._validation = Counts()
+        self._training, self._validation = Counts(), Counts()
         self._step_values: dict[str, float] = {}
         self._logged_step = 0
         self._seed = torch.initial_seed()
@@ -107,9 +104,7 @@ class DrafterModule(LightningModule):
         result = self.drafter.training_loss(batch, features, self.target, *more)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}
         # The loss is a mean over supervised positions; a batch without one weighs nothing.
-        positions = (
-            counts.get("step_0/row_total", torch.zeros(())) if totals is None else result.loss.new_tensor(totals[0])
-        )
+        positions = result.loss.new_tensor(totals[0]) if totals else counts.get("step_0/row_total", torch.zeros(()))
         if isinstance(self.drafter, DraftVocabulary):
             missing = ~self.drafter.t2d[batch.input_ids]
             counts["out_of_vocabulary_tokens_sum"] = (missing & batch.loss_mask).sum()
@@ -218,9 +213,7 @@ class DrafterModule(LightningModule):
 
     def publish(self, values: dict[str, float]) -> None:
         """Send values to every logger, at the number of optimizer steps done, and to callbacks and progress bar.
-
-        Lightning's own forwarding drops what is logged between two multiples of ``log_every_n_steps``.
-        """
+        Lightning's own forwarding drops what is logged between two multiples of ``log_every_n_steps``."""
         self.first_values = values | self.first_values
         self.last_values |= values
         self.log_dict(values, logger=False, batch_size=1)
@@ -250,27 +243,21 @@ class DrafterModule(LightningModule):
         checkpoint["specdraft"] = self._belonging()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raises UserError if the checkpoint was trained for another target, architecture or draft vocabulary.
-
-        A draft vocabulary that drifts on resume keeps the loss curve and ruins acceptance.
-        """
+        """Raises UserError if the checkpoint was trained for another target, architecture or draft vocabulary: one that
+        drifts on resume keeps the loss curve and ruins acceptance."""
         saved, ours = checkpoint.get("specdraft", {}), self._belonging()
         for key, value in ours.items():
             if saved.get(key) != value:
-                raise UserError(
-                    f"cannot resume: {key} is {saved.get(key)} in the checkpoint and {value} in this run; "
-                    "resume with the model, target and data of that run, or start again without resume="
-                )
+                what = f"cannot resume: {key} is {saved.get(key)} in the checkpoint and {value} in this run"
+                raise UserError(f"{what}; resume with the settings of that run, or start again without resume=")
 
     def _belonging(self) -> dict[str, Any]:
         """Plain values only: DeepSpeed and ``torch.load(weights_only=True)`` both read them back."""
-        digest = hashlib.sha256()
-        for name, buffer in sorted(self.drafter.named_buffers()):
-            if name in ("d2t", "t2d"):
-                digest.update(buffer.cpu().numpy().tobytes())
+        buffers = dict(self.drafter.named_buffers())
+        vocabulary = [buffers[name].cpu().numpy().tobytes() for name in ("d2t", "t2d") if name in buffers]
         # Flat, so that the first difference can be named in a sentence.
         return {
             **{f"target {key}": value for key, value in dataclasses.asdict(self.target.identity).items()},
             **{f"drafter {key}": value for key, value in json.loads(json.dumps(self.drafter.config())).items()},
-            "draft vocabulary hash": digest.hexdigest()[:16],
+            "draft vocabulary hash": fingerprint(b"".join(vocabulary)),
         }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -33,8 +33,7 @@ PRECISIONS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has besides its configuration: ``directory`` is its own, ``resume`` a checkpoint to continue from,
-    ``engine`` the one to export for."""
+    """What a run has besides its configuration; ``resume``: a checkpoint to go on from, ``engine``: to export for."""
 
     directory: Path
     resume: Path | None
@@ -44,15 +43,17 @@ class Run:
 
 
 def prepare_run(config: DictConfig) -> Run:
-    """Check everything that can be checked now, claim the GPU and the run directory, and seed.
-
-    Raises UserError for what cannot work, before anything is loaded, computed or written over.
-    """
+    """Check everything that can be checked now, claim the GPU and the run directory, and seed. Raises UserError for
+    what cannot work, before anything is loaded, computed or written over."""
     evaluation = EvaluationSettings.from_config(config.decoding, config.seed)
     cost = None if config.evaluation.cost_model is None else CostSettings(**config.evaluation.cost_model)
-    hydra = HydraConfig.get()
-    directory = Path(hydra.runtime.output_dir)
-    check_sweep(config.trainer, hydra.mode is RunMode.MULTIRUN)
+    directory = Path(HydraConfig.get().runtime.output_dir)
+    if HydraConfig.get().mode is RunMode.MULTIRUN and (devices := world_size(config.trainer)) > 1:
+        # Each job would start further processes, and each of them would run the whole sweep.
+        what = (
+            f"a sweep (-m) trains on one device at a time, and trainer.devices={config.trainer.devices} makes {devices}"
+        )
+        raise UserError(f"{what}: set trainer.devices=1, or start the trainings one by one without -m")
     check_devices(config.trainer)
     claim_gpu(config.trainer)
     check_before_work(config, directory)
@@ -82,31 +83,15 @@ def check_settings(config: DictConfig) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(f"{key} is {value}: expected a whole number of at least {least}, {meaning}")
     if "callbacks" in config and config.callbacks.get("live_acceptance") is None and (config.evaluate or config.export):
-        raise UserError(
-            "callbacks.live_acceptance is missing, which chooses and saves the best head: expected evaluate=false and "
-            "export=null without it"
-        )
+        what = "callbacks.live_acceptance is missing, which chooses and saves the best head"
+        raise UserError(f"{what}: expected evaluate=false and export=null without it")
     placement = OmegaConf.select(config, "target.placement")
     if placement == "device_map" and world_size(config.trainer) > 1:
-        raise UserError(
-            "a target with placement=device_map takes all devices for one process, and trainer.devices="
-            f"{config.trainer.devices} asks for more: set trainer.devices=1, or choose placement=zero3 or replicated"
-        )
+        what = f"placement=device_map takes all devices for one process, and trainer.devices={config.trainer.devices}"
+        raise UserError(f"{what} asks for more: set trainer.devices=1, or choose placement=zero3 or replicated")
     if placement == "zero3" and config.evaluate:
-        raise UserError(
-            "evaluate=true decodes on one rank, and a target with placement=zero3 needs all of them for every pass: "
-            "expected evaluate=false; evaluate.py measures the drafter afterwards"
-        )
-
-
-def check_sweep(trainer: Mapping[str, Any], multirun: bool) -> None:
-    """Raises UserError for a sweep whose jobs would start further processes: each of them would run the whole sweep."""
-    devices = world_size(trainer)
-    if multirun and devices > 1:
-        raise UserError(
-            f"a sweep (-m) trains on one device at a time, and trainer.devices={trainer['devices']} makes {devices}: "
-            "set trainer.devices=1, or start the trainings one by one without -m"
-        )
+        what = "evaluate=true decodes on one rank, and a target with placement=zero3 needs all of them"
+        raise UserError(f"{what}: expected evaluate=false; evaluate.py measures the drafter afterwards")
 
 
 def check_devices(trainer: Mapping[str, Any]) -> None:
@@ -115,10 +100,8 @@ def check_devices(trainer: Mapping[str, Any]) -> None:
     if accelerator not in ("auto", "cpu", "gpu", "cuda"):
         raise UserError(f"trainer.accelerator is {accelerator}: expected auto, cpu or gpu")
     if accelerator in ("gpu", "cuda") and not uses_gpus(accelerator):
-        raise UserError(
-            f"trainer.accelerator is {accelerator}, and torch finds no GPU here: expected one; choose trainer=cpu, or "
-            "a machine with a GPU"
-        )
+        what = f"trainer.accelerator is {accelerator}, and torch finds no GPU here"
+        raise UserError(f"{what}: expected one; choose trainer=cpu, or a machine with a GPU")
     if world_size(trainer) < 1:
         raise UserError(f"trainer.devices is {devices} on {trainer['num_nodes']} nodes: expected at least one of each")
     if uses_gpus(accelerator):
@@ -127,9 +110,8 @@ def check_devices(trainer: Mapping[str, Any]) -> None:
         if max(numbers) >= there:
             raise UserError(f"trainer.devices is {devices}, and there are {there} GPUs: ask for no more, or for auto")
     if precision != "auto" and str(precision) not in PRECISIONS:
-        raise UserError(
-            f"trainer.precision is {precision}: expected auto, {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
-        )
+        known = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        raise UserError(f"trainer.precision is {precision}: expected auto, {known}")
 
 
 def engine_config(conf: Path, name: str) -> DictConfig:
@@ -138,9 +120,7 @@ def engine_config(conf: Path, name: str) -> DictConfig:
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
         raise UserError(f"export={name} is unknown: expected {known}, or null for none")
-    config = OmegaConf.load(path)
-    assert isinstance(config, DictConfig)
-    return config
+    return cast(DictConfig, OmegaConf.load(path))
 
 
 def check_before_work(config: DictConfig, directory: Path) -> Plan:
@@ -152,10 +132,9 @@ def check_before_work(config: DictConfig, directory: Path) -> Plan:
     gpus = uses_gpus(config.trainer.accelerator)
     free = torch.cuda.mem_get_info()[0] if gpus else psutil.virtual_memory().available // max(1, plan.devices)
     if plan.memory_per_device > free:
-        place = "each GPU" if gpus else "this machine's memory"
+        there = f"{'each GPU' if gpus else 'this machine'} has {free / 1e9:.1f} GB free"
         raise UserError(
             f"the target {config.target.name} with its drafter needs about {plan.memory_per_device / 1e9:.1f} GB, "
-            f"{place} has {free / 1e9:.1f} GB free: choose a smaller target or data.batch_size, or a larger machine "
-            "(plan=true shows what takes how much)"
+            f"{there}: choose a smaller target or data.batch_size (plan=true shows what takes how much)"
         )
     return plan

@@ -14,26 +14,21 @@ from specdraft.training.checkpoints.resume import CHECKPOINTS
 @rank_zero_only
 def acquire_run_lock(directory: Path, resume: Path | None = None) -> None:
     """Make ``directory`` the first rank's own until it ends, however it ends. Raises UserError if it is another's, or
-    holds what an earlier run has trained, unless that is what the checkpoint ``resume`` continues.
-
-    A lock on a file does that: of a process, not of its children, and the kernel lets it go.
-    """
-    place = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)  # stays open: closing it would let go
+    holds what an earlier run has trained, unless that is what the checkpoint ``resume`` continues."""
+    # A lock of a process, not of its children, which the kernel lets go; open until then, as closing would let go.
+    place = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         owner = os.read(place, 100).decode(errors="replace").strip() or "unknown"
         os.close(place)
-        raise UserError(
-            f"another run writes into {directory} (process {owner}): wait for it, stop it, or choose another "
-            "hydra.run.dir"
-        ) from error
+        what = f"another run writes into {directory} (process {owner})"
+        raise UserError(f"{what}: wait for it, stop it, or choose another hydra.run.dir") from error
     trained = (directory / "drafter").exists() or any((directory / CHECKPOINTS).glob("*.ckpt"))
     # A job that is put back into the queue begins again with the same directory.
     if trained and (resume is None or resume.parent.resolve() != (directory / CHECKPOINTS).resolve()):
         os.close(place)
-        raise UserError(
-            f"{directory} holds a run: choose another hydra.run.dir, or continue it with resume={directory}"
-        )
+        mend = f"choose another hydra.run.dir, or continue it with resume={directory}"
+        raise UserError(f"{directory} holds a run: {mend}")
     os.truncate(place, 0)
     os.write(place, f"{os.getpid()} on {platform.node()}\n".encode())

@@ -1,6 +1,7 @@
 """The optimizer and the learning rate: linear warm-up, then one of four courses to a fraction of the peak."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,18 +67,13 @@ class OptimizerSettings:
         return 1 - progress
 
     def build(self, module: nn.Module, fusable: bool = True, offloaded: bool = False) -> torch.optim.Optimizer:
-        """The optimizer over the trainable parameters; norms (vectors) are not decayed.
-
-        ``fusable``: no strategy replaces the parameters by its own. ``offloaded``: the states stay in the memory of the
-        host, for which DeepSpeed has an AdamW of its own. Raises UserError where it has none.
-        """
+        """The optimizer over the trainable parameters; norms (vectors) are not decayed. ``fusable``: no strategy
+        replaces the parameters by its own. ``offloaded``: the states stay in the memory of the host, for which
+        DeepSpeed has an AdamW of its own, and nothing else: UserError."""
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
         vectors = [parameter for parameter in trainable if parameter.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
         betas = (self.beta1, self.beta2)
         if self.name == "sgd":
@@ -94,19 +90,14 @@ class OptimizerSettings:
 
 
 def _portable(optimizer: torch.optim.AdamW, fused: bool) -> torch.optim.AdamW:
-    """Let checkpoints not tell, nor decide, whether the update is fused; and let Lightning clip its gradients.
+    """Let checkpoints not tell, nor decide, whether the update is fused; and let Lightning clip its gradients: without
+    the mark below a gradient scaler divides the gradients itself, before they are clipped."""
 
-    Without the mark below a gradient scaler divides the gradients itself, before they are clipped.
-    """
+    def marking(fused: bool | None) -> Callable[[torch.optim.Optimizer, dict[str, Any]], dict[str, Any]]:
+        return lambda _, state: state | {"param_groups": [{**group, "fused": fused} for group in state["param_groups"]]}
 
-    def forget(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        return state | {"param_groups": [{**group, "fused": None} for group in state["param_groups"]]}
-
-    def recall(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        return state | {"param_groups": [{**group, "fused": fused or None} for group in state["param_groups"]]}
-
-    optimizer.register_state_dict_post_hook(forget)
-    optimizer.register_load_state_dict_pre_hook(recall)
+    optimizer.register_state_dict_post_hook(marking(None))
+    optimizer.register_load_state_dict_pre_hook(marking(fused or None))
     optimizer._step_supports_amp_scaling = False
     return optimizer
 

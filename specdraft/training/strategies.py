@@ -16,17 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from specdraft.errors import UserError
-from specdraft.training.checkpoints.consolidated import (
-    full_optimizer_state,
-    full_state,
-    load_full_optimizer_state,
-    load_full_state,
-)
+from specdraft.training.checkpoints import consolidated
 from specdraft.training.compilation import compile_operator
 from specdraft.training.devices import count_devices, uses_gpus, world_size
-
-# DeepSpeed's default buckets (200M elements) are larger than most drafters; these keep buffers in proportion.
-_BUCKET = 50_000_000
 
 
 class PortableDeepSpeedStrategy(DeepSpeedStrategy):
@@ -59,11 +51,11 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state, with every parameter whole and in fp32, on the CPU of every rank."""
         assert self.lightning_module is not None
-        return full_state(self.lightning_module)
+        return consolidated.full_state(self.lightning_module)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's state as torch's own would be."""
-        return full_optimizer_state(self.deepspeed_engine.optimizer, self._groups)
+        return consolidated.full_optimizer_state(self.deepspeed_engine.optimizer, self._groups)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """One file, written by the first rank."""
@@ -76,7 +68,7 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Fill the masters and the parameters."""
         assert self.lightning_module is not None
-        load_full_state(self.lightning_module, checkpoint["state_dict"])
+        consolidated.load_full_state(self.lightning_module, checkpoint["state_dict"])
 
     @property
     def lightning_restore_optimizer(self) -> bool:
@@ -85,41 +77,39 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Fill this rank's part of the optimizer's state."""
-        load_full_optimizer_state(self.deepspeed_engine.optimizer, self._groups, checkpoint["optimizer_states"][0])
+        consolidated.load_full_optimizer_state(
+            self.deepspeed_engine.optimizer, self._groups, checkpoint["optimizer_states"][0]
+        )
 
 
 def drop_gradients(trainer: Trainer, module: nn.Module, optimizer: Optimizer) -> None:
-    """Between backward and the update: make it leave the weights and the optimizer's states as they are.
+    """Between backward and the update: make it leave the weights and the optimizer's states as they are. Every rank
+    must call it: DeepSpeed leaves out, on all of them, an update whose gradient is not finite; torch passes over
+    parameters that have none."""
+    if isinstance(trainer.strategy, DeepSpeedStrategy):
+        from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_grad
 
-    Every rank must call it. DeepSpeed leaves an update out, on all ranks, whose gradient is not finite; torch passes
-    over parameters that have none.
-    """
-    if not isinstance(trainer.strategy, DeepSpeedStrategy):
+        parameter = next(each for each in module.parameters() if each.requires_grad)
+        safe_set_full_grad(parameter, torch.full_like(safe_get_full_fp32_param(parameter), math.nan))
+    else:
         optimizer.zero_grad(set_to_none=True)
-        return
-    from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_grad
-
-    parameter = next(each for each in module.parameters() if each.requires_grad)
-    safe_set_full_grad(parameter, torch.full_like(safe_get_full_fp32_param(parameter), math.nan))
 
 
 def single(devices: int | str | list[int] = 1, num_nodes: int = 1) -> str:
     """One device. Raises UserError if the trainer asks for several."""
     if count_devices(devices, default=1) * num_nodes != 1:
-        raise UserError(
-            f"strategy=single trains on one device, but trainer.devices={devices} and trainer.num_nodes={num_nodes}: "
-            "set trainer.devices=1 or choose strategy=ddp or strategy=deepspeed_zero2"
-        )
+        what = f"strategy=single trains on one device, but trainer.devices={devices} and trainer.num_nodes={num_nodes}"
+        raise UserError(f"{what}: set trainer.devices=1 or choose strategy=ddp or strategy=deepspeed_zero2")
     return "auto"
 
 
 def deepspeed(stage: int, **options: Any) -> Strategy:
     """DeepSpeed ZeRO: stage 1 shards optimizer states, 2 gradients too, 3 parameters too."""
-    options.setdefault("allgather_bucket_size", _BUCKET)
-    options.setdefault("reduce_bucket_size", _BUCKET)
+    # DeepSpeed's default buckets (200M elements) are larger than most drafters; these keep buffers in proportion.
+    defaults: dict[str, Any] = {"allgather_bucket_size": 50_000_000, "reduce_bucket_size": 50_000_000}
     if not torch.cuda.is_available():
-        options.setdefault("process_group_backend", "gloo")
-    return PortableDeepSpeedStrategy(stage=stage, **options)
+        defaults["process_group_backend"] = "gloo"
+    return PortableDeepSpeedStrategy(stage=stage, **(defaults | options))
 
 
 def offloads_optimizer(strategy: Strategy) -> bool:
@@ -130,7 +120,6 @@ def offloads_optimizer(strategy: Strategy) -> bool:
 
 def automatic(accelerator: str = "auto", devices: int | str | list[int] = "auto", num_nodes: int = 1) -> Strategy | str:
     """ZeRO-2 when several GPUs take part, DDP when several CPU processes do, else one device."""
-    trainer = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
-    if world_size(trainer) == 1:
+    if world_size({"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}) == 1:
         return "auto"
     return deepspeed(stage=2) if uses_gpus(accelerator) else "ddp"

@@ -4,7 +4,7 @@ Everything is saved at the end of a step, never inside one: a Ctrl-C only asks, 
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning import LightningModule, Trainer
@@ -20,9 +20,7 @@ from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.stop_signal import Interrupted, StopSignal
 from specdraft.training.checkpoints.file import CheckpointFile
 from specdraft.training.checkpoints.resume import LAST, by_step, step_name
-
-if TYPE_CHECKING:
-    from specdraft.training.module import DrafterModule
+from specdraft.training.module import DrafterModule
 
 
 class RunCheckpoint(ModelCheckpoint):
@@ -37,19 +35,17 @@ class RunCheckpoint(ModelCheckpoint):
     def __init__(self, directory: str | Path, every_n_steps: int, keep: int, asynchronous: bool = False) -> None:
         """Save the last state every ``every_n_steps`` steps; ``asynchronous``: from a copy, in a thread."""
         super().__init__(
-            dirpath=directory,
-            filename="best",
-            monitor="acceptance_length",
+            directory,
+            "best",
+            "acceptance_length",
             mode="max",
-            save_top_k=1,
             auto_insert_metric_name=False,
             enable_version_counter=False,
         )
         self.directory = Path(directory)
         self.live: LiveAcceptance | None = None
         self.stop: StopSignal | None = None
-        self.interval = every_n_steps
-        self.keep = keep
+        self.interval, self.keep = every_n_steps, keep
         self.file = CheckpointFile()
         self.background = AsyncCheckpointIO(self.file) if asynchronous else None
         self._unlinked: int | None = None  # the step of the newest state, while it may not be whole
@@ -79,10 +75,8 @@ class RunCheckpoint(ModelCheckpoint):
             self.best_model_path = self.kth_best_model_path = ""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Save what is due. Raises Interrupted once the state is safe.
-
-        Only at the end of an optimizer step: gradients of accumulated batches are in no checkpoint.
-        """
+        """Save what is due at the end of an optimizer step, as gradients of accumulated batches are in no checkpoint.
+        Raises Interrupted once the state is safe."""
         step = trainer.global_step
         if step == self._step:
             return
@@ -91,7 +85,7 @@ class RunCheckpoint(ModelCheckpoint):
         measured = self.live is not None and self.live.measured_step == step
         ending = stopping or step >= trainer.max_steps
         if measured or ending or (self.interval > 0 and step % self.interval == 0):
-            with cast("DrafterModule", pl_module).activity.during(SAVING):
+            with cast(DrafterModule, pl_module).activity.during(SAVING):
                 self._settle(trainer)
                 if self.live is not None and measured and self.live.best_step == step:
                     self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
@@ -104,16 +98,14 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save the state on an unforeseen error, in a single process (one rank's error must not start a collective).
-
-        A UserError (a loss that is not finite) saves nothing: the last good checkpoint is worth more. Nor does a
-        KeyboardInterrupt, the second Ctrl-C: it may have struck in the middle of an update.
-        """
-        started = trainer.global_step > 0 and trainer.global_step != self._last_global_step_saved
+        Not on a UserError (a loss that is not finite): the last good checkpoint is worth more; nor on a
+        KeyboardInterrupt, the second Ctrl-C: it may have struck in the middle of an update."""
+        unsaved = trainer.global_step not in (0, self._last_global_step_saved)
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-        within = batches.processed % trainer.accumulate_grad_batches != 0
-        foreseen = not isinstance(exception, Exception) or isinstance(exception, UserError | Interrupted)
+        between = batches.processed % trainer.accumulate_grad_batches == 0
+        unforeseen = isinstance(exception, Exception) and not isinstance(exception, UserError | Interrupted)
         self._finish()
-        if started and not within and trainer.world_size == 1 and not foreseen:
+        if unsaved and between and unforeseen and trainer.world_size == 1:
             self._save_last(trainer)
             self._finish()
 
@@ -148,9 +140,6 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing."""
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nothing: the last step has saved."""
 
 
 def reset_batch_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from specdraft.data.datamodule import DataModule
-from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.decoder import Decoder, Generation
 from specdraft.decoding.metrics import AcceptanceCounts, cost_ratio, predicted_speedup
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.trace import Trace
@@ -29,10 +29,7 @@ from specdraft.text import fingerprint
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.stop_signal import StopSignal
 from specdraft.training.checkpoints.consolidated import full_precision_drafter
-
-if TYPE_CHECKING:
-    from specdraft.decoding.decoder import Generation
-    from specdraft.training.module import DrafterModule
+from specdraft.training.module import DrafterModule
 
 _SAMPLES = 4  # answers shown with their drafts; more would not be read
 
@@ -51,7 +48,7 @@ class Measurement:
     step_seconds: float = 0.0
     samples: list[tuple[str, Trace, int]] = field(default_factory=list)
 
-    def add(self, category: str, generation: "Generation") -> None:
+    def add(self, category: str, generation: Generation) -> None:
         """Count a generation of this rank."""
         self.counts.add(generation)
         self.by_category[category].add(generation)
@@ -62,11 +59,8 @@ class Measurement:
             self.samples.append((category, generation.trace, len(generation.tokens)))
 
     def costs(self) -> dict[str, float]:
-        """Step times as multiples of a plain target step, and what they make of the acceptance length.
-
-        cost_ratio c: one drafted token. verification_cost_ratio v: one round without its drafting.
-        predicted_speedup: acceptance length / (v + K c), of the rounds alone. Empty where nothing was decoded.
-        """
+        """In plain target steps: a drafted token (cost_ratio c), a round without its drafting (verification_cost_ratio
+        v); predicted_speedup = acceptance length / (v + K c), of the rounds alone. Empty where nothing was decoded."""
         if not (self.rounds and self.steps):
             return {}
         step, drafts = self.step_seconds / self.steps, self.rounds * self.counts.num_draft_tokens
@@ -79,10 +73,8 @@ class Measurement:
 
 
 class LiveAcceptance(Callback):
-    """Measure acceptance every ``every_n_steps`` optimizer steps and after the last one.
-
-    The best head so far, by acceptance length, lies in ``directory`` at any time after the first measurement.
-    """
+    """Measure acceptance every ``every_n_steps`` optimizer steps and after the last one. The best head so far, by
+    acceptance length, lies in ``directory`` at any time after the first measurement."""
 
     def __init__(
         self,
@@ -107,21 +99,19 @@ class LiveAcceptance(Callback):
         self.measured_step: int | None = None
         self.samples: list[tuple[str, Trace, int]] = []  # categories, traces and lengths of the last measurement
         self.counts = AcceptanceCounts(num_draft_tokens)  # of the last measurement
-        self._stop: StopSignal | None = None
+        self._stop = StopSignal()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the prompts from the data. Raises UserError where none leaves room for an answer."""
-        self._stop = find_callback(trainer, StopSignal)
+        self._stop = find_callback(trainer, StopSignal) or self._stop
         if self.num_prompts is not None:
             data: DataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector
             found = data.evaluation_prompts("validation", self.num_prompts, self.max_new_tokens)
             self.categories, self.prompts = [category for category, _ in found], [ids for _, ids in found]
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Measure when it is time."""
-        module = cast("DrafterModule", pl_module)
+        module = cast(DrafterModule, pl_module)
         step = trainer.global_step
         due = self.every_n_steps > 0 and step % self.every_n_steps == 0
         if step and step != self.measured_step and (due or step >= trainer.max_steps):
@@ -130,16 +120,16 @@ class LiveAcceptance(Callback):
                 self.measure(trainer, module)
             module.stopwatch.start()
 
-    def measure(self, trainer: Trainer, module: "DrafterModule") -> None:
+    def measure(self, trainer: Trainer, module: DrafterModule) -> None:
         """Decode, log, and save the head if it is the best so far."""
         drafter = full_precision_drafter(trainer.strategy, module.drafter, module.target)
         start = time.perf_counter()
         measured = self._decode(trainer, module, drafter)
         if measured is None:
             return
-        counts, step = measured.counts, trainer.global_step
-        self.measured_step = step
-        length = _length(counts)
+        counts = self.counts = measured.counts
+        step = self.measured_step = trainer.global_step
+        length, self.samples = _length(counts), measured.samples
         values = {
             "acceptance_length": length,
             "draft_acceptance_rate": counts.draft_acceptance_rate,
@@ -151,7 +141,6 @@ class LiveAcceptance(Callback):
             for category, own in measured.by_category.items():
                 values[f"acceptance_length_by_category/{category}"] = _length(own)
         module.publish({name: value for name, value in values.items() if not math.isnan(value)})
-        self.counts, self.samples = counts, measured.samples
         if self.best is None or length > self.best:
             self.best, self.best_step = length, step
             if trainer.is_global_zero:
@@ -159,10 +148,10 @@ class LiveAcceptance(Callback):
                 training["live_drafting"] = "greedy" if self.sampling.greedy else "sampled"
                 save_drafter(drafter, self.directory, module.target.identity, module.about | {"training": training})
 
-    def _decode(self, trainer: Trainer, module: "DrafterModule", drafter: Drafter) -> Measurement | None:
+    def _decode(self, trainer: Trainer, module: DrafterModule, drafter: Drafter) -> Measurement | None:
         names = sorted(set(self.categories))
-        empty = [AcceptanceCounts(self.num_draft_tokens) for _ in range(1 + len(names))]
-        measured = Measurement(empty[0], dict(zip(names, empty[1:], strict=True)))
+        by_category = {name: AcceptanceCounts(self.num_draft_tokens) for name in names}
+        measured = Measurement(AcceptanceCounts(self.num_draft_tokens), by_category)
         training = drafter.training
         drafter.eval()
         # Autocast belongs to training: serving engines do not use it, so neither does the measurement.
@@ -170,59 +159,41 @@ class LiveAcceptance(Callback):
             decoder = Decoder(module.target, drafter, self.num_draft_tokens, self.sampling)
             # A target that is cut over the ranks needs them all for every pass: they decode the same, side by side.
             together = module.target.engine is not None
-            mine = (0, 1) if together else (trainer.global_rank, trainer.world_size)
-            for index in range(mine[0], len(self.prompts), mine[1]):
-                if self._stopping(trainer) if together else self._stop_requested():
+            first, ranks = (0, 1) if together else (trainer.global_rank, trainer.world_size)
+            for index in range(first, len(self.prompts), ranks):
+                if self._stop.agreed(trainer) if together else self._stop.requested:
                     break
                 decoder.trace = trainer.is_global_zero and len(measured.samples) < _SAMPLES
                 generation = decoder.generate(self.prompts[index], self.max_new_tokens, seed=index)
                 measured.add(self.categories[index], generation)
                 if index == 0:  # in the midst of the others, so that a busy machine slows down both alike
-                    alone = Decoder(module.target, sampling=self.sampling).generate(
-                        self.prompts[index], self.max_new_tokens, seed=index
-                    )
+                    plain = Decoder(module.target, sampling=self.sampling)
+                    alone = plain.generate(self.prompts[index], self.max_new_tokens, seed=index)
                     measured.steps = len(alone.tokens) - 1  # a step emits one token, the prompt's pass the first
                     measured.step_seconds = alone.decode_seconds
         drafter.train(training)
-        stopped = self._stop_requested()
-        if trainer.world_size > 1:
-            stopped = self._stopping(trainer)
-            if not together:
-                ranks = module.gather(measured.by_category)
-                measured.by_category = {name: reduce(add, [rank[name] for rank in ranks]) for name in names}
-                measured.counts = reduce(add, measured.by_category.values(), AcceptanceCounts(self.num_draft_tokens))
+        stopped = self._stop.agreed(trainer)
+        if trainer.world_size > 1 and not together:
+            everywhere = module.gather(measured.by_category)
+            measured.by_category = {name: reduce(add, [rank[name] for rank in everywhere]) for name in names}
+            measured.counts = reduce(add, measured.by_category.values(), AcceptanceCounts(self.num_draft_tokens))
         return None if stopped else measured
-
-    def _stop_requested(self) -> bool:
-        return self._stop is not None and self._stop.requested
-
-    def _stopping(self, trainer: Trainer) -> bool:
-        """Whether any rank is to stop. Every rank must call it."""
-        return not trainer.strategy.reduce_boolean_decision(not self._stop_requested(), all=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know: the best head and where it was."""
-        return {
-            "best": self.best,
-            "best_step": self.best_step,
-            "measured_step": self.measured_step,
-            "measures": self._measures(),
-        }
+        best = {"best": self.best, "best_step": self.best_step}
+        return best | {"measured_step": self.measured_step, "measures": self._measures()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue, with the best head if the caller has brought it along.
-
-        A length that was measured otherwise is no rival of those to come, nor is one whose head is not there.
-        """
+        """Continue. A length measured otherwise is no rival of those to come, nor is one whose head is not there."""
         if state_dict.get("measures") != self._measures():
-            self._begin_again("was measured with other prompts or settings of decoding")
+            reason = "was measured with other prompts or settings of decoding"
         elif state_dict["best"] is not None and not self._holds(state_dict["best"], state_dict["best_step"]):
-            self._begin_again("is not beside the checkpoint")
+            reason = "is not beside the checkpoint"
         else:
             self.best, self.best_step = state_dict["best"], state_dict["best_step"]
             self.measured_step = state_dict["measured_step"]
-
-    def _begin_again(self, reason: str) -> None:
+            return
         rank_zero_warn(f"the best head of the resumed run {reason}: the best from here on is kept")
 
     def _measures(self) -> dict[str, Any]:
@@ -235,15 +206,14 @@ class LiveAcceptance(Callback):
         """Whether the directory has the head of that measurement."""
         try:
             training = read_config(self.directory)["extra"]["training"]
+            return bool(training["step"] == step and training["live_acceptance_length"] == length)
         except (UserError, KeyError, TypeError):
             return False
-        return bool(training.get("step") == step and training.get("live_acceptance_length") == length)
 
 
 def first_sampling(temperature: float | Sequence[float], top_k: int, top_p: float) -> Sampling:
     """At the first of the temperatures that the evaluation decodes at."""
-    first = temperature if isinstance(temperature, int | float) else temperature[0]
-    return Sampling(float(first), top_k, top_p)
+    return Sampling(float(temperature[0] if isinstance(temperature, Sequence) else temperature), top_k, top_p)
 
 
 def _length(counts: AcceptanceCounts) -> float:

@@ -1,9 +1,10 @@
 """What becomes of an optimizer step whose loss is not finite, or far above those before it."""
 
+import math
 import statistics
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -12,10 +13,8 @@ from safetensors.torch import save_file
 from specdraft.errors import UserError
 from specdraft.files import atomic_file
 from specdraft.targets.batch import Batch
+from specdraft.training.module import DrafterModule
 from specdraft.training.strategies import drop_gradients
-
-if TYPE_CHECKING:
-    from specdraft.training.module import DrafterModule
 
 _REMEMBERED = 64  # losses whose median a spike is measured against
 _ENOUGH = 16  # of them, before there is one
@@ -33,40 +32,31 @@ class LossGuard(Callback):
         self, directory: str | Path, on_bad_loss: str = "stop", spike_factor: float | None = None, max_skipped: int = 10
     ) -> None:
         """``spike_factor``: a loss that many times the median of the last 64 is bad as well; None: none is.
-
-        ``max_skipped``: the run stops at the next one. Raises UserError for settings that mean nothing.
-        """
+        ``max_skipped``: the run stops at the next one."""
         if on_bad_loss not in ("stop", "skip"):
             raise UserError(f"guard.on_bad_loss is {on_bad_loss!r}: expected stop or skip")
         if spike_factor is not None and not spike_factor > 1:
             raise UserError(f"guard.spike_factor is {spike_factor}: expected a number above 1, or null for no guard")
         self.directory = Path(directory)
-        self.skips = on_bad_loss == "skip"
-        self.spike_factor = spike_factor
-        self.max_skipped = max_skipped
+        self.skips, self.spike_factor, self.max_skipped = on_bad_loss == "skip", spike_factor, max_skipped
         self.losses: deque[float] = deque(maxlen=_REMEMBERED)
         self.skipped = 0
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Judge the step. Raises UserError on every rank if the run is to stop: the weights are those before it."""
-        module = cast("DrafterModule", pl_module)
+        module = cast(DrafterModule, pl_module)
         if not module.ends_step():
             return
         batches = module.step_batches
         loss = torch.stack([each for _, _, each in batches]).sum() / len(batches)
-        if trainer.world_size > 1:
-            loss = trainer.strategy.reduce(loss, reduce_op="mean")
-        value = float(loss)
-        reason = self._reason(value)
+        loss = trainer.strategy.reduce(loss, reduce_op="mean")
+        reason = self._reason(float(loss))
         if reason is None:
-            self.losses.append(value)
+            self.losses.append(float(loss))
             return
-        step = trainer.global_step
         path = self._write(trainer, batches)
         self.skipped += 1
-        what = f"the training loss is {value:.6g} at step {step} (batch {batches[0][0]}), {reason}"
+        what = f"the training loss is {loss:.6g} at step {trainer.global_step} (batch {batches[0][0]}), {reason}"
         if not self.skips or self.skipped > self.max_skipped:
             limit = f" after {self.max_skipped} steps were left out (guard.max_skipped)" if self.skips else ""
             raise UserError(
@@ -79,7 +69,7 @@ class LossGuard(Callback):
             print(f"{what}: the step is left out; its batches are in {path}", flush=True)
 
     def _reason(self, loss: float) -> str | None:
-        if not torch.isfinite(torch.tensor(loss)):
+        if not math.isfinite(loss):
             return "expected a finite number"
         if self.spike_factor is None or len(self.losses) < _ENOUGH:
             return None
@@ -96,11 +86,10 @@ class LossGuard(Callback):
         indices = getattr(trainer.datamodule, "step_indices", None)  # type: ignore[attr-defined]
         if indices is not None:
             tensors["rows"] = torch.tensor(indices(batches[0][0]))
-        rank, step = trainer.global_rank, trainer.global_step
+        step, rank, numbers = trainer.global_step, trainer.global_rank, [number for number, _, _ in batches]
         path = self.directory / f"step-{step:06d}-rank-{rank}.safetensors"
-        about = {"step": str(step), "rank": str(rank), "batches": str([number for number, _, _ in batches])}
         with atomic_file(path) as temporary:
-            save_file(tensors, temporary, metadata=about)
+            save_file(tensors, temporary, metadata={"step": str(step), "rank": str(rank), "batches": str(numbers)})
         return path
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,17 +9,12 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 from specdraft.training.module import log_interval
 
-_SHOWN = {
-    "loss": "train/loss",
-    "acceptance_length": "acceptance_length",
-    "tokens/s": "train/tokens_per_second",
-}
+_SHOWN = {"loss": "train/loss", "acceptance_length": "acceptance_length", "tokens/s": "train/tokens_per_second"}
 
 
-def progress(terminal: bool | None = None) -> Callback:
+def progress() -> Callback:
     """The callback for this standard error: a bar on a terminal, else lines."""
-    terminal = sys.stderr.isatty() if terminal is None else terminal
-    return ProgressBar() if terminal else ProgressLines()
+    return ProgressBar() if sys.stderr.isatty() else ProgressLines()
 
 
 def _values(trainer: Trainer) -> dict[str, str]:
@@ -39,13 +34,9 @@ class ProgressBar(TQDMProgressBar):
 class ProgressLines(Callback):
     """One line at every logged step, for files and pipes, where a bar would leave thousands of carriage returns."""
 
-    def __init__(self) -> None:
-        self._start = 0.0
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self._start = time.perf_counter()
-        self._printed = trainer.global_step
+        self._start, self._printed = time.perf_counter(), trainer.global_step
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Print what the step before has logged; its own end comes before the module's values of that step."""
@@ -57,11 +48,9 @@ class ProgressLines(Callback):
 
     def _print(self, trainer: Trainer) -> None:
         step = trainer.global_step
-        if not trainer.is_global_zero or step == self._printed:
-            return
-        if step % log_interval(trainer) and step < trainer.max_steps:
-            return
-        self._printed = step
-        values = "  ".join(f"{label} {value}" for label, value in _values(trainer).items())
-        seconds = time.perf_counter() - self._start
-        print(f"step {step}/{trainer.max_steps}  {values}  {seconds:.0f} s", file=sys.stderr, flush=True)
+        due = step % log_interval(trainer) == 0 or step >= trainer.max_steps
+        if trainer.is_global_zero and due and step != self._printed:
+            self._printed = step
+            values = "  ".join(f"{label} {value}" for label, value in _values(trainer).items())
+            seconds = time.perf_counter() - self._start
+            print(f"step {step}/{trainer.max_steps}  {values}  {seconds:.0f} s", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -23,25 +23,20 @@ from specdraft.entry import INTERRUPTED
 from specdraft.errors import UserError
 from specdraft.training.activity import Activity
 from specdraft.training.checkpoints.resume import LAST
-
-if TYPE_CHECKING:
-    from specdraft.training.module import DrafterModule
+from specdraft.training.module import DrafterModule
 
 _STUCK = "stuck"  # the store has this key once the first rank has said that all are
+_GONE = "it was killed, hangs, or has lost its machine or network (its own output may say why); the other ranks stop"
 
 
 class RankHeartbeat(Callback):
     """Ends this process, with a sentence, once another rank is silent, or no rank makes progress."""
 
     def __init__(self, checkpoints: str | Path, silence: float = 30.0, patience: float = 600.0) -> None:
-        """``checkpoints`` is named in the sentence: the run resumes from there.
-
-        ``silence``: seconds without a count of another rank. ``patience``: seconds in which no rank makes progress,
-        beyond the longest time that it took before.
-        """
+        """``checkpoints``: where the run resumes from. ``silence``: seconds without a count of another rank.
+        ``patience``: seconds in which no rank makes progress, beyond the longest time that it took before."""
         self.checkpoints = Path(checkpoints)
-        self.silence = silence
-        self.patience = patience
+        self.silence, self.patience = silence, patience
         self._ended = threading.Event()
         self._heard: dict[int, tuple[int, float]] = {}
         self._told = False  # whether the first rank has said that all are stuck
@@ -53,7 +48,7 @@ class RankHeartbeat(Callback):
             connection = _get_default_store().clone()  # type: ignore[attr-defined]  # for a thread of its own
             store = PrefixStore("specdraft-peers", connection)
             peers = range(1, trainer.world_size) if trainer.is_global_zero else range(1)
-            self._activity = cast("DrafterModule", pl_module).activity
+            self._activity = cast(DrafterModule, pl_module).activity
             self._ended.clear()
             self._heard = dict.fromkeys(peers, (0, time.monotonic()))  # what each has counted, and since when
             threading.Thread(target=self._count, args=(store, trainer.global_rank), daemon=True).start()
@@ -61,8 +56,7 @@ class RankHeartbeat(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on ranks may take different ways."""
-        if trainer.world_size > 1:
-            trainer.strategy.barrier()
+        trainer.strategy.barrier()
         self._ended.set()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -80,9 +74,7 @@ class RankHeartbeat(Callback):
             except (DistError, RuntimeError):
                 if self._told:
                     os._exit(2)
-                self._leave(
-                    f"rank {rank} does not reach the store of the first rank any more: {advice(self.checkpoints)}"
-                )
+                self._leave(f"rank {rank} does not reach the store of the first rank any more: {_GONE}")
 
     def _tell_and_hear(self, store: Store, rank: int) -> None:
         stalled = self._activity.stalled() > self.patience + self._activity.longest
@@ -106,8 +98,7 @@ class RankHeartbeat(Callback):
         said = "; ".join(f"rank {', '.join(numbers)} is {place}" for place, numbers in ranks.items())
         self._leave(
             f"no rank has made progress for {self._activity.stalled():.0f} seconds: {said}: they wait for each other, "
-            "as when a drafter or a callback does not call the same modules and collectives on every rank; "
-            + _resume(self.checkpoints),
+            "as when a drafter or a callback does not call the same modules and collectives on every rank",
             store,
         )
 
@@ -117,31 +108,20 @@ class RankHeartbeat(Callback):
             now = time.monotonic()
             for peer, (_, last) in list(self._heard.items()):
                 if now - last > self.silence:
-                    what = f"rank {peer} has not been heard of for {self.silence:.0f} seconds"
-                    self._leave(f"{what}: {advice(self.checkpoints)}")
+                    self._leave(f"rank {peer} has not been heard of for {self.silence:.0f} seconds: {_GONE}")
 
     def _leave(self, sentence: str, stuck: Store | None = None) -> None:
-        """End the process: its main thread waits in a collective, out of reach of an exception.
-
-        ``stuck``: the store that tells the other ranks to leave without a sentence of their own, after this one.
-        """
+        """End the process: its main thread waits in a collective, out of reach of an exception. ``stuck``: the store
+        that tells the other ranks to leave without a sentence of their own, after this one."""
         if self._ended.is_set():
             return
         if self._activity.stopping:  # the others have ended because they were told to, as this one was
             os._exit(INTERRUPTED)
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print(f"error: {sentence}; {_resume(self.checkpoints)}", file=sys.stderr, flush=True)
         if stuck is not None:
             stuck.set(_STUCK, "")
             time.sleep(max(1.0, 0.3 * self.silence))
         os._exit(2)
-
-
-def advice(checkpoints: Path) -> str:
-    """How to go on where a rank is gone."""
-    return (
-        "it was killed, hangs, or has lost its machine or network (its own output may say why); the other ranks stop; "
-        + _resume(checkpoints)
-    )
 
 
 def _resume(checkpoints: Path) -> str:
@@ -161,6 +141,5 @@ def broken_connections_explained(checkpoints: Path) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_broken_connection(error):
             raise
-        raise UserError(
-            f"rank {torch.distributed.get_rank()} has lost its connection to another one: {advice(checkpoints)}"
-        ) from error
+        what = f"rank {torch.distributed.get_rank()} has lost its connection to another one: {_GONE}"
+        raise UserError(f"{what}; {_resume(checkpoints)}") from error

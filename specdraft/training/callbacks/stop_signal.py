@@ -8,15 +8,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from lightning import Callback, LightningModule, Trainer
 
 from specdraft.entry import INTERRUPTED
 from specdraft.training.activity import SAVING, Activity
-
-if TYPE_CHECKING:
-    from specdraft.training.module import DrafterModule
+from specdraft.training.module import DrafterModule
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _UNWINDING = 5.0  # seconds in which the second signal's exception must have ended the process
@@ -24,20 +22,16 @@ _SAVING_SECONDS = 600.0  # that a checkpoint may take
 
 
 class Interrupted(Exception):
-    """Training was asked to stop; ``checkpoint`` is where it can be resumed from."""
+    """Training was asked to stop; ``checkpoint`` resumes it."""
 
     def __init__(self, checkpoint: Path, step: int) -> None:
         super().__init__(f"stopped after step {step}; {checkpoint} resumes it")
-        self.checkpoint = checkpoint
-        self.step = step
 
 
 class StopSignal(Callback):
     """Turns the first SIGINT or SIGTERM into a request, which is met at the end of the step; a second interrupts.
-
-    Python runs signal handlers in the main thread alone, which may wait in a collective for ever. A thread, which
-    hears of signals by a wakeup file descriptor, then ends the process.
-    """
+    Python runs signal handlers in the main thread alone, which may wait in a collective for ever: a thread, which
+    hears of signals by a wakeup file descriptor, then ends the process."""
 
     def __init__(self, grace: float = 30.0) -> None:
         """``grace``: seconds that training may stand still after the request, beyond the longest time it ever did."""
@@ -51,10 +45,8 @@ class StopSignal(Callback):
         self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install ours, which Python allows in the main thread only.
-
-        Not before: Lightning's own for SIGTERM, installed meanwhile, starts a collective that other ranks are not in.
-        """
+        """Install ours, which Python allows in the main thread only. Not before: Lightning's own for SIGTERM, installed
+        meanwhile, starts a collective that other ranks are not in."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -62,7 +54,7 @@ class StopSignal(Callback):
         heard, woken = self._wakeup = socket.socketpair()
         woken.setblocking(False)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-        activity = cast("DrafterModule", pl_module).activity
+        activity = cast(DrafterModule, pl_module).activity
         threading.Thread(target=self._watch, args=(heard, activity, trainer.global_rank), daemon=True).start()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -89,7 +81,10 @@ class StopSignal(Callback):
         seen: set[int] = set()
         deadline = math.inf
         heard.settimeout(0.2)
-        while time.monotonic() < deadline and not (seen and self._stands_still(activity)):
+        while time.monotonic() < deadline:
+            grace = _SAVING_SECONDS if activity.phase == SAVING else self.grace
+            if seen and activity.stalled() > grace + activity.longest:
+                break
             try:
                 numbers = heard.recv(64)
             except TimeoutError:
@@ -103,10 +98,6 @@ class StopSignal(Callback):
                 activity.stopping = True
         print(f"interrupted: rank {rank} was {activity.where()}, and is left there", file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)
-
-    def _stands_still(self, activity: Activity) -> bool:
-        grace = _SAVING_SECONDS if activity.phase == SAVING else self.grace
-        return activity.stalled() > grace + activity.longest
 
     def agreed(self, trainer: Trainer) -> bool:
         """Whether any rank was asked to stop. Every rank must call it."""

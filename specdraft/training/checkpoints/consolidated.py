@@ -5,6 +5,7 @@ ranks wrote it, nor at which ZeRO stage. Every function here is called by every 
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -68,45 +69,38 @@ def full_optimizer_state(zero: Any, groups: Sequence[Sequence[nn.Parameter]]) ->
     cut = [key for key, value in sample.items() if _is_cut(value)]
     whole = {key: torch.as_tensor(value).clone().float() for key, value in sample.items() if key not in cut}
     state: dict[int, Any] = {}
-    for parameter in (parameter for group in groups for parameter in group):
-        values = {key: safe_get_full_optimizer_state(parameter, key).cpu() for key in cut}
-        state[len(state)] = {key: value.clone() for key, value in whole.items()} | values
-    numbers = iter(range(len(state)))
-    settings = [
-        {key: value for key, value in group.items() if key != "params"}
-        | {"params": [next(numbers) for _ in parameters]}
-        for group, parameters in zip(zero.optimizer.param_groups, groups, strict=True)
-    ]
+    settings = []
+    for group, parameters in zip(zero.optimizer.param_groups, groups, strict=True):
+        numbers = list(range(len(state), len(state) + len(parameters)))
+        settings.append({key: value for key, value in group.items() if key != "params"} | {"params": numbers})
+        for parameter in parameters:
+            values = {key: safe_get_full_optimizer_state(parameter, key).cpu() for key in cut}
+            state[len(state)] = {key: value.clone() for key, value in whole.items()} | values
     return {"state": state if sample else {}, "param_groups": settings}
 
 
 @torch.no_grad()
 def load_full_optimizer_state(zero: Any, groups: Sequence[Sequence[nn.Parameter]], saved: Mapping[str, Any]) -> None:
     """Fill the optimizer within ``zero``, before its first step, with a ``state_dict()`` of the same parameters."""
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
     for group, settings in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in settings.items() if key != "params"})
     if not saved["state"]:
         return
-    parameters = [parameter for group in groups for parameter in group]
     first = saved["state"][0]
     cut = [key for key, value in first.items() if _is_cut(value)]
     for master in _flat_masters(zero):  # there are no states before the first step
         state = {key: torch.zeros_like(master) for key in cut}
         zero.optimizer.state[master] = state | {key: _own_kind(zero, first[key]) for key in first if key not in cut}
     _link_states(zero)
-    for number, parameter in enumerate(parameters):
+    for number, parameter in enumerate(chain.from_iterable(groups)):
         for key in cut:
-            _set_state(parameter, key, saved["state"][number][key])
-
-
-def _set_state(parameter: nn.Parameter, key: str, value: Tensor) -> None:
-    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
-
-    value = value.to(parameter.device)
-    if hasattr(parameter, "ds_id"):
-        safe_set_local_optimizer_state(parameter, _own_part(parameter, value), key)
-    else:
-        safe_set_full_optimizer_state(parameter, value, key)
+            value = saved["state"][number][key].to(parameter.device)
+            if hasattr(parameter, "ds_id"):
+                safe_set_local_optimizer_state(parameter, _own_part(parameter, value), key)
+            else:
+                safe_set_full_optimizer_state(parameter, value, key)
 
 
 def _flat_masters(zero: Any) -> list[Tensor]:
@@ -116,10 +110,8 @@ def _flat_masters(zero: Any) -> list[Tensor]:
 
 
 def _link_states(zero: Any) -> None:
-    """Tell the parameters of stages 1 and 2 where their states are.
-
-    DeepSpeed does that once, after the step of the first group of parameters: those of the second have none by then.
-    """
+    """Tell the parameters of stages 1 and 2 where their states are: DeepSpeed does that once, after the step of the
+    first group of parameters, when those of the second have none."""
     from deepspeed.utils import lazy_init_hp_params_optimizer_state
 
     for parameters, master in zip(getattr(zero, "bit16_groups", ()), _flat_masters(zero), strict=False):
@@ -138,10 +130,8 @@ def _own_kind(zero: Any, value: Any) -> Any:
 
 
 def _own_part(parameter: Any, value: Tensor) -> Tensor:
-    """This rank's piece of ``value``, cut as ZeRO-3 has cut ``parameter``: the last one is padded.
-
-    DeepSpeed's own ``safe_set_full_*`` reads behind the end of a parameter that the ranks do not divide.
-    """
+    """This rank's piece of ``value``, cut as ZeRO-3 has cut ``parameter``, the last one padded: DeepSpeed's own
+    ``safe_set_full_*`` reads behind the end of a parameter that the ranks do not divide."""
     size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()
     part = value.flatten()[size * rank : size * (rank + 1)]
     return torch.nn.functional.pad(part, (0, size - part.numel()))

@@ -15,11 +15,8 @@ from specdraft.text import reason
 
 
 class CheckpointFile(TorchCheckpointIO):
-    """Writes and reads checkpoints for every strategy.
-
-    Only the first rank writes. ``failure`` says which file could not be written, and why: raised there, it would leave
-    the other ranks waiting.
-    """
+    """Writes and reads checkpoints for every strategy. Only the first rank writes: ``failure`` says which file could
+    not be written, and why, as an error raised there would leave the other ranks waiting."""
 
     failure: str | None = None
 
@@ -31,9 +28,7 @@ class CheckpointFile(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
         except (OSError, RuntimeError, UserError) as error:  # torch wraps what the disk says
-            cause = next((each for each in _causes(error) if isinstance(each, OSError)), error)
-            why = cause.strerror or str(cause) if isinstance(cause, OSError) else str(cause)
-            self.failure = f"{path} cannot be written ({why})"
+            self.failure = f"{path} cannot be written ({_cause(error)})"
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
         """Read tensors and plain values, whatever ``weights_only`` says: a pickle can run code."""
@@ -65,18 +60,17 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         int(held["global_step"])
         return held
     except UnpicklingError as error:
-        raise UserError(
-            f"{checkpoint} is damaged, or holds more than tensors and settings and is not read, because a pickle can "
-            "run code: expected a checkpoint of your own; resume another, or start again without resume="
-        ) from error
+        what = f"{checkpoint} is damaged, or holds more than tensors and settings, which could run code"
+        mend = "resume another, or start again without resume="
+        raise UserError(f"{what}: expected a checkpoint of your own; {mend}") from error
     except Exception as error:  # torch has many kinds for a file that is cut short or something else
-        raise UserError(
-            f"cannot resume from {checkpoint} ({reason(error)}): expected a whole checkpoint of train.py; name another "
-            "with resume=PATH, or start again without"
-        ) from error
+        what = f"cannot resume from {checkpoint} ({reason(error)}): expected a whole checkpoint of train.py"
+        raise UserError(f"{what}; name another with resume=PATH, or start again without") from error
 
 
-def _causes(error: BaseException | None) -> Any:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def _cause(error: BaseException) -> str:
+    """What the disk has said, if it is the cause, else the error itself."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return str(error) if cause is None else cause.strerror or str(cause)

@@ -29,11 +29,10 @@ def by_step(directory: Path, until: int | None = None) -> list[Path]:
 
 
 def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -> Path | None:
-    """The checkpoint to continue from.
+    """The checkpoint to continue from; instead of a damaged one it is the one before, and ``note`` is told.
 
     ``resume`` is None (start from scratch), "auto" (the newest run below ``family``, the directory that holds the
-    runs of one target and model), a ``.ckpt`` path or a run directory. Instead of a damaged file it is the one before,
-    and ``note`` is told. Raises UserError if a given path holds no checkpoint, or if none of those found is whole.
+    runs of one target and model), a ``.ckpt`` path or a run directory. Raises UserError where none is whole.
     """
     if resume is None:
         return None
@@ -51,28 +50,22 @@ def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -
 
 def check_unfinished(checkpoint: Path, max_steps: int) -> None:
     """Raises UserError if there is nothing left to train: the run would have a head, and no checkpoint or curve."""
-    step = checkpoint_step(checkpoint)
-    if step >= max_steps:
-        raise UserError(
-            f"the checkpoint {checkpoint} has {step} steps and trainer.max_steps is {max_steps}: "
-            "raise trainer.max_steps to train on; evaluate.py and export take its head as it is"
-        )
+    if (step := checkpoint_step(checkpoint)) >= max_steps:
+        what = f"the checkpoint {checkpoint} has {step} steps and trainer.max_steps is {max_steps}"
+        mend = "raise trainer.max_steps to train on; evaluate.py and export take its head as it is"
+        raise UserError(f"{what}: {mend}")
 
 
 def check_alike(checkpoint: Path, config: DictConfig) -> None:
-    """Raises UserError if the run trains another kind of drafter than the checkpoint's, or on other rows.
-
-    Loading it tells for sure, after the target has answered every prompt. Where the data lie may have changed.
-    """
+    """Raises UserError if the run trains another kind of drafter than the checkpoint's, or on other rows. Loading it
+    tells for sure, after the target has answered every prompt. Where the data lie may have changed."""
     theirs = OmegaConf.create(checkpoint_config(checkpoint))
     for key in (*_DECIDING, *(_OF_ANSWERS if OmegaConf.select(config, "data.regenerate") else ())):
         now = OmegaConf.select(config, key)
         was = OmegaConf.select(theirs, key, default=now)
         if was != now:
-            raise UserError(
-                f"the checkpoint {checkpoint} was trained with {key}={was}, and this run has {now}: resume with the "
-                "settings of that run, or start again without resume="
-            )
+            what = f"the checkpoint {checkpoint} was trained with {key}={was}, and this run has {now}"
+            raise UserError(f"{what}: resume with the settings of that run, or start again without resume=")
 
 
 def _auto(family: Path, note: Callable[[str], None]) -> Path | None:
@@ -82,10 +75,9 @@ def _auto(family: Path, note: Callable[[str], None]) -> Path | None:
         return None
     found = _newest_whole([path for link in links for path in _of_run(link.parent)], note)
     if found is None:
-        raise UserError(
-            f"resume=auto: every checkpoint below {family} is damaged ({links[0].resolve()} is the newest): "
-            "expected one that is whole; restore one and name it with resume=PATH, or start again without resume="
-        )
+        what = f"resume=auto: every checkpoint below {family} is damaged ({links[0].resolve()} is the newest)"
+        mend = "restore one and name it with resume=PATH, or start again without resume="
+        raise UserError(f"{what}: expected one that is whole; {mend}")
     return found
 
 
@@ -95,11 +87,11 @@ def _of_run(directory: Path) -> list[Path]:
 
 
 def _newest_whole(paths: Iterable[Path], note: Callable[[str], None]) -> Path | None:
-    damaged: list[Path] = []
+    damaged: list[str] = []
     for path in paths:
         if is_whole(path):
             if damaged:
-                note(f"{', '.join(map(str, damaged))} cannot be read to the end: resuming from {path}, the one before")
+                note(f"{', '.join(damaged)} cannot be read to the end: resuming from {path}, the one before")
             return path
-        damaged.append(path)
+        damaged.append(str(path))
     return None

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,8 @@ _RUN_ID = "wandb-run-id"  # in the run directory
 
 
 class StepwiseWandbLogger(WandbLogger):
-    """W&B's step is ours, the number of optimizer steps done.
-
-    Then W&B itself refuses a step that it already has, as when a run that crashed behind its last checkpoint resumes.
-    """
+    """W&B's step is ours, the number of optimizer steps done. It refuses one that it already has, as when a run that
+    crashed behind its last checkpoint resumes."""
 
     def __init__(self, *, offline: bool = False, **kwargs: Any) -> None:
         """W&B's own settings, with an end to its patience: it would keep a finished run waiting for a server."""
@@ -49,10 +48,10 @@ class StepwiseWandbLogger(WandbLogger):
 
 
 def build_loggers(config: DictConfig, directory: Path, resume: Path | None) -> list[Logger]:
-    """The loggers that ``config.logger`` names, so that a missing package or account shows before any work.
+    """The loggers that ``config.logger`` names. Raises UserError for a missing package or account, before any work.
 
     With a checkpoint to ``resume`` from, files in ``directory`` begin with the curves of its run up to its step, and
-    W&B goes on with the same run; without an answer of its server, offline. Raises UserError.
+    W&B goes on with the same run; without an answer of its server, offline.
     """
     loggers: list[Logger] = []
     earlier, step = (None, 0) if resume is None else (resume.parent.parent, checkpoint_step(resume))
@@ -75,29 +74,21 @@ def _open(name: str, node: DictConfig, **options: Any) -> Logger:
     try:
         logger = build(node, **options)
         _ = logger.experiment
+        return logger
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"logger={name} needs a package that is not installed ({error}): install it or use logger=csv"
-        ) from error
+        what = f"logger={name} needs a package that is not installed ({error})"
+        raise UserError(f"{what}: install it or use logger=csv") from error
     except Exception as error:
         if name != "wandb":
             raise
-        if _unreachable(error):
-            print(
-                "W&B's server does not answer: the run is logged offline, and `wandb sync` uploads it later",
-                file=sys.stderr,
-            )
-            return _open(name, node, **options, offline=True)
-        raise UserError(
-            f"W&B cannot be used ({reason(error)}): run `wandb login`, or set logger.wandb.offline=true"
-        ) from error
-    return logger
+        from wandb.errors import AuthenticationError, CommError
 
-
-def _unreachable(error: Exception) -> bool:
-    from wandb.errors import AuthenticationError, CommError
-
-    return isinstance(error, CommError) and not isinstance(error, AuthenticationError)
+        if isinstance(error, AuthenticationError) or not isinstance(error, CommError):
+            what = f"W&B cannot be used ({reason(error)})"
+            raise UserError(f"{what}: run `wandb login`, or set logger.wandb.offline=true") from error
+    offline = "the run is logged offline, and `wandb sync` uploads it later"
+    print(f"W&B's server does not answer: {offline}", file=sys.stderr)
+    return _open(name, node, **options, offline=True)
 
 
 @rank_zero_only
@@ -124,10 +115,8 @@ def where(logger: Logger) -> Path:
 
 def _csv_rows(earlier: Path, step: int) -> list[dict[str, str]]:
     path = earlier / "metrics.csv"
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if int(row["step"]) <= step]
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [row for row in csv.DictReader(lines) if int(row["step"]) <= step]
 
 
 def _replay(logger: Logger, rows: list[dict[str, str]]) -> None:
@@ -140,31 +129,32 @@ def _replay(logger: Logger, rows: list[dict[str, str]]) -> None:
 
 @rank_zero_only
 def _copy_events(earlier: Path, directory: Path) -> None:
-    if earlier.resolve() == directory.resolve():
-        return
-    for file in (earlier / "tensorboard").glob("events.out.tfevents.*"):
-        (directory / "tensorboard").mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, directory / "tensorboard")
+    if earlier.resolve() != directory.resolve():
+        for file in (earlier / "tensorboard").glob("events.out.tfevents.*"):
+            (directory / "tensorboard").mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, directory / "tensorboard")
 
 
 def code_version() -> dict[str, Any]:
     """The package's version, the git commit that it was run from and whether files differ from it (None: no git)."""
-    commit, changes = (_git(*command) for command in (("rev-parse", "HEAD"), ("status", "--porcelain")))
-    return {
-        "version": specdraft.__version__,
-        "commit": commit,
-        "dirty": None if commit is None else bool(changes),
-    }
+    found: dict[str, Any] = {"version": specdraft.__version__, "commit": None, "dirty": None}
+    root = Path(specdraft.__file__).parents[1]
+    # The root must be ours: an installed package may lie below somebody else's repository.
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch"]
+        with suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+            found["commit"] = said[0].removeprefix("# branch.oid ")
+            found["dirty"] = any(not line.startswith("# ") for line in said)
+    return found
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under dotted names, as they are written on the command line."""
     result: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
+        nested = isinstance(value, Mapping) and value
+        result |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return result
 
 
@@ -172,10 +162,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def log_identity(
     loggers: list[Logger], settings: Mapping[str, Any], about: Mapping[str, Any], target: Target, data: DataModule
 ) -> None:
-    """Settings, code version and data counts to every logger; to W&B the data and the target as artifacts.
-
-    The artifacts hold names, settings and hashes; nothing of the data or the target itself is uploaded.
-    """
+    """Settings, code version and data counts to every logger; to W&B the data and the target as artifacts, which hold
+    names, settings and hashes: nothing of the data or the target itself is uploaded."""
     record = flat({**settings, "code": code_version(), "data_counts": about})
     rows = data.about("train")["fingerprint"]
     for logger in loggers:
@@ -195,15 +183,3 @@ def _note(logger: WandbLogger, kind: str, name: str, identity: Mapping[str, Any]
     with artifact.new_file("identity.json") as file:
         json.dump(identity, file, indent=2, sort_keys=True)
     logger.experiment.log_artifact(artifact)
-
-
-def _git(*command: str) -> str | None:
-    # The root must be ours: an installed package may lie below somebody else's repository.
-    root = Path(specdraft.__file__).parents[1]
-    if not (root / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

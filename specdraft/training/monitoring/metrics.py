@@ -4,6 +4,7 @@ A mean of means is wrong as soon as batches or ranks hold different numbers of s
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import psutil
@@ -28,23 +29,18 @@ class Counts:
     def add(self, values: Mapping[str, Tensor]) -> None:
         """Add one batch's sums and totals, on whatever device they are; nothing is synchronized here."""
         for name, value in values.items():
-            value = value.detach().double()
-            self._values[name] = self._values[name] + value if name in self._values else value
+            self._values[name] = self._values.get(name, 0.0) + value.detach().double()
 
     def take(self, gather: Callable[[dict[str, float]], list[dict[str, float]]]) -> dict[str, float]:
-        """What was added since the last call, summed over ranks. Every rank must call it.
-
-        ``gather`` gives every rank's values: ranks may know different names, as a batch whose documents are all short
-        has no rows in the later steps.
-        """
+        """What was added since the last call, summed over the ranks that ``gather`` asks. Every rank must call it. They
+        may know different names: a batch whose documents are all short has no rows in the later steps."""
         names = sorted(self._values)
         ours = torch.stack([self._values[name].reshape(()) for name in names]).tolist() if names else []
         self._values = {}
-        total: dict[str, float] = {}
+        total: Counter[str] = Counter()
         for values in gather(dict(zip(names, ours, strict=True))):
-            for name, value in values.items():
-                total[name] = total.get(name, 0.0) + value
-        return total
+            total.update(values)
+        return dict(total)
 
 
 def ratios(counts: Mapping[str, float]) -> dict[str, float]:
@@ -61,11 +57,9 @@ def ratios(counts: Mapping[str, float]) -> dict[str, float]:
             continue
         step = _STEP.fullmatch(name)
         total = counts[f"step_{step[1]}/row_total" if step else f"{name.removesuffix('_sum')}_total"]
-        if not total:
-            continue
-        if step is None:
+        if total and step is None:
             values[name.removesuffix("_sum")] = value / total
-        else:
+        elif total and step is not None:
             values[f"loss_step_{step[1]}" if step[2] == "loss" else f"{step[2]}_{step[1]}"] = value / total
             survival += [value / total] if step[2] == "match" else []
     if survival:
@@ -74,10 +68,8 @@ def ratios(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def flops_per_token(target: Target, drafter: Drafter, row_length: int, stored: bool) -> float:
-    """FLOPs of a training step per token, by the formulas of ``plan=true``: every position counts as supervised.
-
-    With ``stored`` hidden states the target reads nothing. Counted before a strategy cuts parameters into pieces.
-    """
+    """FLOPs of a training step per token, as ``plan=true`` counts: every position is supervised, and with ``stored``
+    hidden states the target reads nothing. To be asked before a strategy cuts parameters into pieces."""
     reading = 0.0 if stored else costs.target_forward_flops(costs.target_sizes(target.model, target.config), row_length)
     return reading + sum(drafter.training_flops(row_length))
 

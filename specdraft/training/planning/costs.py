@@ -32,7 +32,8 @@ class Sizes:
 
 def target_sizes(model: nn.Module, config: Any) -> Sizes:
     """Sizes of a target. Embedding rows cost no arithmetic; of a mixture only the chosen experts do."""
-    chosen, experts = getattr(config, "num_experts_per_tok", None), _num_experts(config)
+    counts = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    chosen, experts = getattr(config, "num_experts_per_tok", None), next(filter(None, counts), None)
     share = chosen / experts if chosen and experts else 1.0
     embedding = model.get_input_embeddings().weight.numel()  # type: ignore[operator]
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -46,33 +47,23 @@ def target_sizes(model: nn.Module, config: Any) -> Sizes:
     return Sizes(total, int(active), sum(layers), max(layers), heads * head_dim * config.num_hidden_layers)
 
 
-def _num_experts(config: Any) -> int | None:
-    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if getattr(config, name, None):
-            return int(getattr(config, name))
-    return None
-
-
 def target_forward_flops(sizes: Sizes, row_length: int) -> float:
     """FLOPs per token of the target's forward with its LM head; a token sees half the row on average."""
     return 2.0 * sizes.active + 2.0 * sizes.attention * row_length
 
 
 def state_bytes(parameters: int, stage: int | None, devices: int, mixed: bool) -> dict[str, float]:
-    """Bytes per device of the drafter's weights, gradients and optimizer states under ZeRO ``stage`` (None: no ZeRO).
-
-    AdamW keeps two fp32 moments. Mixed precision keeps fp32 masters and 2-byte working copies.
-    """
+    """Bytes per device of the drafter's weights, gradients and optimizer states under ZeRO ``stage`` (None: no ZeRO):
+    AdamW keeps two fp32 moments, mixed precision fp32 masters and 2-byte working copies."""
     n, shard = float(parameters), max(1, devices)
+    element, masters = (2, 4) if mixed else (4, 0)
     if stage is None:
-        return {"weights": (6 if mixed else 4) * n, "gradients": 4 * n, "optimizer": 8 * n}
-    element = 2 if mixed else 4
-    masters = 4 if mixed else 0
-    return {
-        "weights": element * n / (shard if stage >= 3 else 1),
-        "gradients": element * n / (shard if stage >= 2 else 1),
-        "optimizer": (8 + masters) * n / (shard if stage >= 1 else 1),
-    }
+        weights, gradients, optimizer = (element + masters) * n, 4 * n, 8 * n
+    else:
+        weights = element * n / (shard if stage >= 3 else 1)
+        gradients = element * n / (shard if stage >= 2 else 1)
+        optimizer = (8 + masters) * n / (shard if stage >= 1 else 1)
+    return {"drafter weights": weights, "drafter gradients": gradients, "optimizer states": optimizer}
 
 
 def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabulary: int) -> float:
@@ -87,11 +78,9 @@ def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabular
 
 
 def target_weight_bytes(sizes: Sizes, element: int, devices: int, placement: str) -> float:
-    """Bytes of the target's weights that a device must hold.
-
-    All of them; or, its layers cut over the devices, all else, a part of the layers, and two of them whole: the one
-    that computes and the one that is fetched; or, its layers in other places, all else and the layer at work.
-    """
+    """Bytes of the target's weights that a device must hold: all; or, its layers cut over the devices, all else, a part
+    of the layers, and two of them whole (the one that computes and the one that is fetched); or, its layers in other
+    places, all else and the layer at work."""
     if placement in ("device_map", "remote"):
         return float(element * (sizes.total - sizes.layers + sizes.largest))
     if placement == "zero3" and devices > 1:

@@ -21,11 +21,8 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def target_config(settings: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration of the target that ``settings`` (the ``target`` node) names.
-
-    Raises UserError in one sentence if neither the disk nor the hub has it, weights included, so that nobody waits
-    for data preparation to learn it.
-    """
+    """The configuration of the target that ``settings`` (the ``target`` node) names. Raises UserError if neither the
+    disk nor the hub has it, weights included, so that nobody waits for data preparation to learn it."""
     name, revision = settings["name"], settings.get("revision")
     where = location(name)
     if not Path(where).is_dir():
@@ -33,18 +30,15 @@ def target_config(settings: Mapping[str, Any]) -> PreTrainedConfig:
             raise UserError(f"the target {name!r} does not exist: expected a from_pretrained directory or a hub id")
         if not _cached(where, revision):
             _ask_hub(where, revision)
+    trusted = settings.get("trust_remote_code", False)
     try:
         check_files(where, revision)
-        return AutoConfig.from_pretrained(
-            where, revision=revision, trust_remote_code=settings.get("trust_remote_code", False)
-        )
+        return AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=trusted)
     except UserError:
         raise
     except Exception as error:  # transformers and the hub client raise a dozen kinds
-        raise UserError(
-            f"cannot read the configuration of the target {name!r} ({reason(error)}): "
-            "expected a from_pretrained directory or a reachable hub id"
-        ) from error
+        what = f"cannot read the configuration of the target {name!r} ({reason(error)})"
+        raise UserError(f"{what}: expected a from_pretrained directory or a reachable hub id") from error
 
 
 def shape_config(shape: Mapping[str, Any]) -> PreTrainedConfig:
@@ -56,25 +50,17 @@ class MetaTarget(Target):
     """A target on the meta device: sizes and layer numbers, no arithmetic."""
 
     def __init__(self, config: PreTrainedConfig, name: str, trust_remote_code: bool = False) -> None:
-        """Build the modules without memory. Nothing that reads weights works.
-
-        Raises UserError for a configuration that is none of a causal LM, or of more weights than any has.
-        """
+        """Raises UserError for a configuration that is none of a causal LM, or of more weights than any has."""
         try:
             with torch.device("meta"), at_most(_MOST_WEIGHTS, f"the configuration of {name}"):
                 self.model = AutoModelForCausalLM.from_config(
-                    config,
-                    dtype=torch.bfloat16,
-                    attn_implementation="eager",
-                    trust_remote_code=trust_remote_code,
+                    config, dtype=torch.bfloat16, attn_implementation="eager", trust_remote_code=trust_remote_code
                 )
         except UserError:
             raise
         except Exception as error:  # what a size of zero does in a model's constructor is its own affair
-            raise UserError(
-                f"the configuration of {name} makes no causal LM ({reason(error)}): expected "
-                "sizes that belong together; restore its config.json"
-            ) from error
+            what = f"the configuration of {name} makes no causal LM ({reason(error)})"
+            raise UserError(f"{what}: expected sizes that belong together; restore its config.json") from error
         self.tokenizer = None
         self.config = config.get_text_config()
         self.decoder = self.model.get_decoder()
@@ -97,24 +83,20 @@ def bytes_per_parameter(dtype: str, config: PreTrainedConfig) -> int:
 
 
 def _cached(name: str, revision: str | None) -> bool:
-    def has(file: str) -> bool:
-        return isinstance(try_to_load_from_cache(name, file, revision=revision), str)
-
-    return has("config.json") and (has("model.safetensors") or has("model.safetensors.index.json"))
+    files = ("config.json", "model.safetensors", "model.safetensors.index.json")
+    config, *weights = (isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in files)
+    return config and any(weights)
 
 
 def _ask_hub(name: str, revision: str | None) -> None:
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=_TIMEOUT)
     except GatedRepoError:
-        raise UserError(
-            f"the target {name!r} is gated: accept its license on the hub and log in with `hf auth login`"
-        ) from None
+        mend = "accept its license on the hub and log in with `hf auth login`"
+        raise UserError(f"the target {name!r} is gated: {mend}") from None
     except (RepositoryNotFoundError, RevisionNotFoundError):
-        raise UserError(
-            f"the target {name!r} (revision {revision or 'main'}) is not on the hub: check target.name, "
-            "or log in if it is private"
-        ) from None
+        what = f"the target {name!r} (revision {revision or 'main'}) is not on the hub"
+        raise UserError(f"{what}: check target.name, or log in if it is private") from None
     except Exception as error:
         raise UserError(
             f"the target {name!r} is not on this machine and the Hugging Face hub cannot be reached ({error}): connect "

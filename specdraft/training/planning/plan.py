@@ -4,9 +4,11 @@ Everything is computed from configurations: modules are built on the meta device
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import Template
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedConfig
 
@@ -17,6 +19,9 @@ from specdraft.training.devices import uses_gpus, world_size
 from specdraft.training.planning import costs
 from specdraft.training.planning.gpus import PER_NODE, find_gpu
 from specdraft.training.planning.meta_target import MetaTarget, bytes_per_parameter, shape_config, target_config
+
+_TEXT = Template(Path(__file__).with_name("plan.txt.jinja").read_text("utf-8"), trim_blocks=True)
+_GPUS = ("gpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -77,34 +82,7 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The plan as text."""
-        tokens = self.tokens_per_update * self.max_steps
-        fits = self.memory_per_device < self.memory_there
-        rows = [
-            ("target", f"{self.target}: {self.target_parameters / 1e6:,.1f} M parameters, frozen ({self.source})"),
-            ("drafter", f"{self.drafter}: {self.drafter_parameters / 1e6:,.1f} M trainable parameters"),
-            ("", ""),
-            (f"memory per device ({self.devices} in all)", ""),
-            *((f"  {name}", _bytes(size)) for name, size in self.memory.items()),
-            ("  total", _bytes(self.memory_per_device)),
-            (f"  one {self.gpu} has", f"{_bytes(self.memory_there)}: {'it fits' if fits else 'it does not fit'}"),
-            *([] if fits else [("", f"try {self.advice}")]),
-            ("", ""),
-            ("disk", ""),
-            *((f"  {name}", _bytes(size)) for name, size in self.disk.items()),
-            ("  hidden states, if stored", f"{self.feature_bytes_per_token / 1024:,.1f} KiB per token"),
-            ("", ""),
-            ("cost per token", ""),
-            ("  target forward", f"{self.target_forward / 1e9:,.3g} GFLOP"),
-            ("  drafter forward", f"{self.drafter_forward / 1e9:,.3g} GFLOP"),
-            ("  drafter backward", f"{self.drafter_backward / 1e9:,.3g} GFLOP"),
-            ("", ""),
-            ("run", f"{self.max_steps:,} steps x {self.tokens_per_update:,} tokens = {tokens / 1e6:,.2f} M tokens"),
-            ("", f"{tokens * self.flops_per_token / 1e15:,.3g} PFLOP"),
-            (f"  on {self.devices} x {self.gpu}", f"{self.tokens_per_second / 1e3:,.1f} k tokens/s, "
-             f"{self.hours(tokens):,.2f} h; the bottleneck is {self.bottleneck}"),
-            *((f"  {name}", f"{value * 1e3:,.3g} ms an update") for name, value in self.seconds.items()),
-        ]  # fmt: skip
-        return [f"{label:<30}{value}".rstrip() for label, value in rows]
+        return _TEXT.render(plan=self).splitlines()
 
 
 def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -> Plan:
@@ -112,10 +90,8 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     target = MetaTarget(architecture, config.target.name, config.target.get("trust_remote_code", False))
     vocabulary = config.model.draft_vocab_size
     if vocabulary is not None and not 1 <= vocabulary <= target.vocab_size:
-        raise UserError(
-            f"model.draft_vocab_size is {vocabulary}: expected 1 to {target.vocab_size}, the size of the target's "
-            "vocabulary, or null for all of it"
-        )
+        what = f"model.draft_vocab_size is {vocabulary}: expected 1 to {target.vocab_size}"
+        raise UserError(f"{what}, or null for all of the target's")
     ids = None if vocabulary is None else torch.arange(vocabulary)
     with torch.device("meta"):
         drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=ids)
@@ -126,14 +102,13 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     devices, placement = _devices(config), OmegaConf.select(config, "target.placement", default="replicated")
     if placement not in PLACEMENTS:
         raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
-    gpus = planning.gpus is not None or _asks_for_gpus(config) or uses_gpus(config.trainer.accelerator)
+    gpus = planning.gpus is not None or config.trainer.accelerator in _GPUS or uses_gpus(config.trainer.accelerator)
     mixed = gpus if config.trainer.precision == "auto" else "32" not in str(config.trainer.precision)
     element = 2 if mixed else 4
     tokens = config.data.batch_size * length
     sizes = costs.target_sizes(target.model, target.config)
     target_element = bytes_per_parameter(config.target.dtype, architecture)
     stage = _stage(config, devices, gpus)
-    state = costs.state_bytes(trainable, stage, devices, mixed)
     passing = (4 * target.hidden_size + 3 * target.config.intermediate_size) * tokens * target_element
     if config.target.attn_implementation == "eager" or not type(target.model)._supports_sdpa:
         # Scores, their mask added, shifted by the maximum, and their softmax.
@@ -143,16 +118,12 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     forward, backward = drafter.training_flops(length)
     target_forward = costs.target_forward_flops(sizes, length)
     partitioned = placement == "zero3" and devices > 1
-    seconds = _seconds(
-        config,
-        devices,
-        {
-            "computation": tokens * (target_forward + forward + backward),
-            "weights": sizes.total * target_element + 3.0 * element * trainable,
-            "gathered": partitioned * sizes.layers * target_element + (stage == 3) * 2.0 * element * trainable,
-            "update": 4.0 * trainable,
-        },
-    )
+    work = {
+        "computation": tokens * (target_forward + forward + backward),
+        "weights": sizes.total * target_element + 3.0 * element * trainable,
+        "gathered": partitioned * sizes.layers * target_element + (stage == 3) * 2.0 * element * trainable,
+        "update": 4.0 * trainable,
+    }
     return Plan(
         target=config.target.name,
         source=source,
@@ -164,15 +135,13 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         partitioned=partitioned,
         memory={
             "target weights": costs.target_weight_bytes(sizes, target_element, devices, placement),
-            "drafter weights": state["weights"],
-            "drafter gradients": state["gradients"],
-            "optimizer states": state["optimizer"],
+            **costs.state_bytes(trainable, stage, devices, mixed),
             "hidden states of a batch": float(features * tokens * target_element),
             # The target has read the batch before the drafter begins.
             "activations and loss": max(float(passing), drafter.activation_bytes(tokens, element) + loss),
         },
         memory_there=find_gpu(planning.gpu).memory,
-        seconds=seconds,
+        seconds=_seconds(config, devices, work),
         disk={
             "checkpoints": (1 + config.checkpoint.keep) * 12.0 * trainable,
             "drafter and its export": 2 * 4.0 * trainable,
@@ -198,14 +167,10 @@ def find_architecture(config: DictConfig) -> tuple[PreTrainedConfig, str]:
         return shape_config(published), "published shape, as no configuration is in reach"
 
 
-def _asks_for_gpus(config: DictConfig) -> bool:
-    return config.trainer.accelerator in ("gpu", "cuda")
-
-
 def _devices(config: DictConfig) -> int:
     """How many take part; a machine without GPUs plans for nodes full of them where GPUs are asked for."""
     planned = config.planning.gpus
-    if planned is None and _asks_for_gpus(config) and not torch.cuda.is_available():
+    if planned is None and config.trainer.accelerator in _GPUS and not torch.cuda.is_available():
         counted = PER_NODE if str(config.trainer.devices) == "auto" else config.trainer.devices
         return world_size({**config.trainer, "devices": counted})
     if planned is None:
@@ -235,7 +200,3 @@ def _stage(config: DictConfig, devices: int, gpus: bool) -> int | None:
         return int(config.strategy.stage)
     automatic = config.strategy._target_.endswith(".automatic")
     return 2 if automatic and gpus and devices > 1 else None
-
-
-def _bytes(size: float) -> str:
-    return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.2f} MB"

@@ -1,7 +1,7 @@
 import re
 
 from specdraft.decoding.trace import Round, Trace
-from specdraft.training.callbacks.samples import answer_html
+from specdraft.training.callbacks.samples import sample_row
 
 
 class Letters:
@@ -13,10 +13,12 @@ class Letters:
 
 def test_every_token_is_shown_once_by_its_fate():
     trace = Trace([0], 1, [Round([2, 3, 4], 1, 26), Round([5, 6], 2, 7), Round([], 0, 8)])
-    page = answer_html(trace, len(trace.tokens), Letters())
+    category, prompt, page, accepted = sample_row("method", trace, len(trace.tokens), Letters())
+    assert (category, prompt, accepted) == ("method", "a", 2.0)
     body = page.split('<pre class="sample">')[1]
     assert body == "<i>b</i><u>c</u><s>de</s><b>&lt;</b><u>fg</u><i>h</i><i>i</i></pre></body></html>"
     kept = re.sub("<s>.*?</s>|<[^>]*>", "", body)
     assert kept.replace("&lt;", "<") == Letters().decode(trace.tokens)
-    assert "<u>c</u><s>de</s><b>&lt;</b></pre>" in answer_html(trace, 3, Letters())  # cut where the answer is
-    assert "<i>1 </i></pre>" in answer_html(Trace([0], 1), 1, None)
+    assert "<u>c</u><s>de</s><b>&lt;</b></pre>" in sample_row("", trace, 3, Letters())[2]  # cut where the answer is
+    _, prompt, page, accepted = sample_row("", Trace([0, 5], 1), 1, None)
+    assert "<i>1 </i></pre>" in page and (prompt, accepted) == ("0 5", None)

@@ -27,8 +27,13 @@ def test_mixture_counts_chosen_experts_only():
 
 
 def test_zero_stages_shard_what_they_say():
-    whole = state_bytes(100, None, 4, mixed=False)
-    assert whole == {"weights": 400, "gradients": 400, "optimizer": 800}
-    assert state_bytes(100, 1, 4, mixed=False) == {"weights": 400, "gradients": 400, "optimizer": 200}
-    assert state_bytes(100, 2, 4, mixed=True) == {"weights": 200, "gradients": 50, "optimizer": 300}
-    assert state_bytes(100, 3, 4, mixed=True) == {"weights": 50, "gradients": 50, "optimizer": 300}
+    def held(*settings, mixed):
+        found = state_bytes(100, *settings, mixed=mixed)
+        assert list(found) == ["drafter weights", "drafter gradients", "optimizer states"]
+        return tuple(found.values())
+
+    assert held(None, 4, mixed=False) == (400, 400, 800)
+    assert held(None, 4, mixed=True) == (600, 400, 800)
+    assert held(1, 4, mixed=False) == (400, 400, 200)
+    assert held(2, 4, mixed=True) == (200, 50, 300)
+    assert held(3, 4, mixed=True) == (50, 50, 300)
