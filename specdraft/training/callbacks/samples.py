@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.trace import Trace, segments
-from specdraft.evaluation.report.token_view import page
+from specdraft.evaluation.report.pages import answer_page
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 
@@ -71,7 +71,7 @@ def _position_rows(step: int, counts: AcceptanceCounts) -> list[list[Any]]:
 
 def answer_html(trace: Trace, length: int, tokenizer: Any) -> str:
     """The first ``length`` tokens of the answer as a page that shows the status of each."""
-    return page(segments(trace, length, tokenizer))
+    return answer_page(segments(trace, length, tokenizer))
 
 
 def _text(tokens: Sequence[int], tokenizer: Any) -> str:
