@@ -82,7 +82,7 @@ def costs(
         # The sample of answers may be easier or harder than all of them.
         scale = chains[-1] / replayed[-1] if len(chains) == len(replayed) else 1.0
         chains = [scale * each for each in replayed]
-        others |= {tree: scale * replayed_acceptance_length(ranks, tree) for tree in trees if not tree.is_chain}
+        others.update((tree, scale * replayed_acceptance_length(ranks, tree)) for tree in trees if not tree.is_chain)
     sampled = shape.sampled if isinstance(shape, StaticTree) else True
     timed: list[Shape] = [StaticTree.chain(k, sampled) for k in measured_lengths(len(chains))] if chains else []
     timer = StepTimer(target, drafter, text, [*timed, *others], cost.batch_sizes, sampling, rule)
