@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from specdraft.evaluation.environment import machine, versions
+from specdraft.evaluation.evaluation import machine, versions
 from specdraft.files import atomic_file
 
 REPOSITORY = Path(__file__).parents[1]

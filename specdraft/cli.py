@@ -18,12 +18,20 @@ COMMANDS = {
     "dashboard": ("dashboard", "give a W&B project the view of the metrics of training"),
 }
 
+HELP = """specdraft: train draft models for speculative decoding.
+
+  specdraft COMMAND [OPTION...]
+
+{}
+
+specdraft COMMAND --help says more. A checkout has train.py, evaluate.py and export as well."""
+
 
 def main() -> None:
     """Run the command that the first word names, with the words after it."""
     command, *options = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help", "help"):
-        print(_help())
+        print(HELP.format("\n".join(f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items())))
         return
     if command == "--version":
         print(f"specdraft {__version__}")
@@ -37,18 +45,3 @@ def main() -> None:
     # As ``python -m`` runs it: whoever starts this program again, as Lightning does for the other ranks and
     # multiprocessing for workers, goes by the name of the main module, and so starts the command.
     runpy.run_module(f"specdraft.commands.{COMMANDS[command][0]}", run_name="__main__", alter_sys=True)
-
-
-def _help() -> str:
-    lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "specdraft: train draft models for speculative decoding.",
-            "",
-            "  specdraft COMMAND [OPTION...]",
-            "",
-            *lines,
-            "",
-            "specdraft COMMAND --help says more. A checkout has train.py, evaluate.py and export as well.",
-        ]
-    )

@@ -85,16 +85,12 @@ def _no_directory_for_a_plan() -> Iterator[None]:
 
 def _refuse_secrets(config: DictConfig) -> None:
     """A secret on the command line stands in the shell's history, in the list of processes and in loggers' records."""
-    literal = next(literal_secrets(OmegaConf.to_container(config, resolve=False)), None)
-    if literal is None:
-        return
-    hydra_config = HydraConfig.get()
-    if hydra_config.output_subdir is not None:  # Hydra has written it there by now
-        shutil.rmtree(Path(hydra_config.runtime.output_dir) / hydra_config.output_subdir, ignore_errors=True)
-    raise UserError(
-        f"{literal} holds a secret in plain text: expected it in an environment variable; "
-        f"write {literal}='${{oc.env:NAME}}'"
-    )
+    for name in literal_secrets(OmegaConf.to_container(config, resolve=False)):
+        hydra_config = HydraConfig.get()
+        if hydra_config.output_subdir is not None:  # Hydra has written it there by now
+            shutil.rmtree(Path(hydra_config.runtime.output_dir) / hydra_config.output_subdir, ignore_errors=True)
+        mend = f"expected it in an environment variable; write {name}='${{oc.env:NAME}}'"
+        raise UserError(f"{name} holds a secret in plain text: {mend}")
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -104,9 +100,8 @@ def _import(modules: Sequence[str]) -> None:
         for module in modules:
             importlib.import_module(module)
     except ImportError as error:
-        raise UserError(
-            f"imports={list(modules)}: {error}; expected Python modules in the working directory or on PYTHONPATH"
-        ) from error
+        expected = "expected Python modules in the working directory or on PYTHONPATH"
+        raise UserError(f"imports={list(modules)}: {error}; {expected}") from error
     finally:
         sys.path.remove(os.getcwd())
 
@@ -128,8 +123,7 @@ def _reported(function: Callable[..., Any]) -> Callable[..., Any]:
             print("interrupted", file=sys.stderr)
             sys.exit(INTERRUPTED)
         except Exception as error:
-            sentence = explain(error)
-            if sentence is None:
+            if (sentence := explain(error)) is None:
                 raise
             print(f"error: {redact_text(sentence)}", file=sys.stderr)
             sys.exit(2)
@@ -188,10 +182,8 @@ def _nearest(error: BaseException | None) -> str:
 
 
 def _not_located(error: BaseException, name: str) -> str:
-    innermost = error
-    while innermost.__cause__ is not None:
-        innermost = innermost.__cause__
-    reason = " ".join(str(innermost).split())
-    module = name.partition(".")[0]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said, module = " ".join(str(error).split()), name.partition(".")[0]
     mend = "correct the name" if module in sys.modules else f"if it is of your own, add imports=[{module}]"
-    return f"{name!r} cannot be loaded ({reason}): expected a class or function of an importable module; {mend}"
+    return f"{name!r} cannot be loaded ({said}): expected a class or function of an importable module; {mend}"

@@ -14,20 +14,19 @@ from typing import Any
 from specdraft.errors import UserError
 
 
-def _sibling(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-
-
 def make_directory(path: Path) -> Path:
     """Create ``path`` with its parents. Raises UserError where that is not allowed."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()  # without a name, so that a kill here leaves nothing behind
     except OSError as error:
-        raise UserError(
-            f"cannot write to the directory {path} ({error.strerror}): choose another one or change its permissions"
-        ) from error
+        mend = "choose another one or change its permissions"
+        raise UserError(f"cannot write to the directory {path} ({error.strerror}): {mend}") from error
     return path
+
+
+def _sibling(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @contextmanager
@@ -40,6 +39,13 @@ def atomic_file(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file that is whole or absent; gives ``path``."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
 
 
 @contextmanager

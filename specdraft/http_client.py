@@ -68,15 +68,12 @@ class HttpClient:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"{settings}.url is {url!r}: expected the server's address, such as http://localhost:8000")
         if concurrency < 1 or attempts < 1 or timeout <= 0 or backoff < 0:
-            raise UserError(
-                f"{settings} has concurrency={concurrency}, attempts={attempts}, timeout={timeout} and "
-                f"backoff={backoff}: expected at least 1 request and attempt, and positive seconds"
-            )
+            given = f"concurrency={concurrency}, attempts={attempts}, timeout={timeout} and backoff={backoff}"
+            raise UserError(f"{settings} has {given}: expected at least 1 request and attempt, and positive seconds")
         self._key = os.environ.get(api_key_variable, "") if api_key_variable else ""
         if api_key_variable and not self._key:
-            raise UserError(
-                f"{settings}.api_key_variable names {api_key_variable}, which is not set: export it, or choose null"
-            )
+            given = f"{settings}.api_key_variable names {api_key_variable}"
+            raise UserError(f"{given}, which is not set: export it, or choose null")
         self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
         self.settings, self.expected = settings, expected
         self.concurrency, self.timeout, self.attempts, self.backoff = concurrency, timeout, attempts, backoff
@@ -129,11 +126,7 @@ class HttpClient:
             self._ended, self._failure = threading.Event(), None
 
     def request(
-        self,
-        method: str,
-        path: str,
-        payload: Mapping[str, Any] | None = None,
-        check: Callable[[Any], object] = lambda body: body,
+        self, method: str, path: str, payload: Mapping[str, Any] | None = None, check: Callable[[Any], object] = bool
     ) -> Any:
         """The server's JSON; where ``check`` of it raises an error of lookup or type, it is asked for again.
 
@@ -144,11 +137,10 @@ class HttpClient:
                 return self._request_once(method, path, payload, check)
             except _TransientError as failed:
                 error = failed
-            if attempt < self.attempts:
-                # Half of the time is chance, so that requests that failed together do not come back together.
-                pause = self.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1)
-                if self._ended.wait(min(max(pause, error.wait), _LONGEST_WAIT)):
-                    raise self._failure or UserError("the requests were ended")
+            # Half of the time is chance, so that requests that failed together do not come back together.
+            pause = self.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1)
+            if attempt < self.attempts and self._ended.wait(min(max(pause, error.wait), _LONGEST_WAIT)):
+                raise self._failure or UserError("the requests were ended")
         raise UserError(
             f"the server {self.url} failed {self.attempts} times at {path} ({error}), what was done so far is kept: "
             f"expected {self.expected}; see to the server, or lower {self.settings}.concurrency, and start again"
@@ -160,9 +152,8 @@ class HttpClient:
         deadline, data = time.monotonic() + self.timeout, b""
         too_late = f"no answer within {self.timeout:g} s"
         try:
-            with self._http.stream(
-                method, self.url + path, json=payload, extensions={"trace": self._note_socket}
-            ) as response:
+            noted = {"trace": self._note_socket}
+            with self._http.stream(method, self.url + path, json=payload, extensions=noted) as response:
                 for part in response.iter_bytes():  # httpx's own limit is between two parts of a body
                     data += part
                     if time.monotonic() > deadline:
@@ -177,10 +168,9 @@ class HttpClient:
         if status in _TRY_AGAIN or status >= 500:
             raise _TransientError(f"status {status}: {said}", _seconds(response.headers.get("Retry-After")))
         if status >= 300:
-            raise RefusedError(
-                f"the server {self.url} refuses {path} with status {status} ({said}): expected {self.expected}; check "
-                f"{self.settings}.url, the model and the API key"
-            )
+            refused = f"the server {self.url} refuses {path} with status {status} ({said})"
+            mend = f"check {self.settings}.url, the model and the API key"
+            raise RefusedError(f"{refused}: expected {self.expected}; {mend}")
         try:
             body = json.loads(data)
             check(body)

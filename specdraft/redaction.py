@@ -13,14 +13,23 @@ _SHORTEST = 8  # characters; "EMPTY" and "none", as local servers take them, hid
 _HIDDEN = "***"
 
 
-def redact(value: Any) -> Any:
+def redact(value: Any, key: str = "") -> Any:
     """A copy of plain containers in which no secret is left; numbers and names stay as they are."""
-    return _redacted(value, _environment())
+    if isinstance(value, Mapping):
+        return {name: redact(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact(item, key) for item in value]
+    if _is_secret(key, value):
+        return _HIDDEN
+    return redact_text(value) if isinstance(value, str) else value
 
 
 def redact_text(text: str) -> str:
     """``text`` without the values of secret environment variables."""
-    return _without(text, _environment())
+    secrets = {value for name, value in os.environ.items() if _is_secret(name, value)}
+    for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
+        text = text.replace(secret, _HIDDEN)
+    return text
 
 
 def literal_secrets(settings: Any, prefix: str = "") -> Iterator[str]:
@@ -37,26 +46,5 @@ def literal_secrets(settings: Any, prefix: str = "") -> Iterator[str]:
             yield name
 
 
-def _redacted(value: Any, secrets: list[str], key: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {name: _redacted(item, secrets, str(name)) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redacted(item, secrets, key) for item in value]
-    if _is_secret(key, value):
-        return _HIDDEN
-    return _without(value, secrets) if isinstance(value, str) else value
-
-
 def _is_secret(name: str, value: Any) -> bool:
     return isinstance(value, str) and len(value) >= _SHORTEST and _NAME.search(name) is not None
-
-
-def _environment() -> list[str]:
-    found = {value for name, value in os.environ.items() if _is_secret(name, value)}
-    return sorted(found, key=len, reverse=True)  # one may be a part of another
-
-
-def _without(text: str, secrets: list[str]) -> str:
-    for secret in secrets:
-        text = text.replace(secret, _HIDDEN)
-    return text

@@ -21,10 +21,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_kinds(path: Path) -> dict[str, str]:
     """As ``kinds``, from the header of a safetensors file. Raises UserError if it is damaged."""
     with _readable(path), safe_open(path, framework="pt") as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        return {
-            name: _kind(part.get_shape(), part.get_dtype().startswith(("F", "BF"))) for name, part in slices.items()
-        }
+        slices = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118  (not a mapping)
+        return {name: _kind(part.get_shape(), part.get_dtype().startswith(("F", "BF"))) for name, part in slices}
 
 
 def kinds(tensors: dict[str, Tensor]) -> dict[str, str]:
@@ -53,10 +51,8 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # safetensors raises its own kind, the system's and those of the dtypes' lookup
-        said = reason(error, 200)
-        raise UserError(
-            f"{path} is damaged ({said}): expected a safetensors file; restore it or write it again"
-        ) from error
+        mend = "expected a safetensors file; restore it or write it again"
+        raise UserError(f"{path} is damaged ({reason(error, 200)}): {mend}") from error
 
 
 @contextmanager

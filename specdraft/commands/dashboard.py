@@ -19,21 +19,14 @@ def build_workspace(layout: Mapping[str, Any], entity: str) -> Any:
     try:
         import wandb_workspaces.workspaces as ws
     except ModuleNotFoundError as error:
-        raise UserError(
-            "the package wandb-workspaces is not installed: pip install 'specdraft[dashboard]', then repeat the command"
-        ) from error
+        mend = "pip install 'specdraft[dashboard]', then repeat the command"
+        raise UserError(f"the package wandb-workspaces is not installed: {mend}") from error
 
-    sections = [
-        ws.Section(
-            name=section["name"],
-            panels=[_panel(panel) for panel in section["panels"]],
-            is_open=True,
-            layout_settings=ws.SectionLayoutSettings(
-                columns=section["columns"], rows=-(-len(section["panels"]) // section["columns"])
-            ),
-        )
-        for section in layout["sections"]
-    ]
+    sections = []
+    for section in layout["sections"]:
+        panels, columns = [_panel(panel) for panel in section["panels"]], section["columns"]
+        grid = ws.SectionLayoutSettings(columns=columns, rows=-(-len(panels) // columns))
+        sections.append(ws.Section(name=section["name"], panels=panels, is_open=True, layout_settings=grid))
     return ws.Workspace(entity=entity, project=layout["project"], name=layout["name"], sections=sections)
 
 
@@ -66,10 +59,8 @@ def main(config: DictConfig) -> None:
     except UserError:
         raise
     except Exception as error:  # of the client, the network or the service
-        raise UserError(
-            f"W&B did not take the view ({reason(error)}): run `wandb login` and check entity and project, which "
-            "must exist; plan=true shows what would be sent"
-        ) from error
+        wrong = f"W&B did not take the view ({reason(error)}): run `wandb login` and check entity and project"
+        raise UserError(f"{wrong}, which must exist; plan=true shows what would be sent") from error
     print(f"view: {workspace.url}")
 
 

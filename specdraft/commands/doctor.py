@@ -23,9 +23,8 @@ def main(config: DictConfig) -> None:
         raise UserError("checkpoint= is missing: expected the path of a run, a drafter, or an exported EAGLE-3 head")
     if config.target.name is None:
         if not is_checkpoint(config.checkpoint):
-            raise UserError(
-                f"{config.checkpoint} is an engine's and names no target: expected target.name=... beside it"
-            )
+            found = f"{config.checkpoint} is an engine's and names no target"
+            raise UserError(f"{found}: expected target.name=... beside it")
         recorded = read_config(config.checkpoint)["target"]
         config.target.name, config.target.revision = recorded["name"], recorded["revision"]
     prompts = load_prompts(config.traffic, config.limit)

@@ -9,9 +9,8 @@ from specdraft.errors import UserError, exit_on_user_error
 @exit_on_user_error
 def main() -> None:
     """Read the command line, import, and say where the checkpoint is."""
-    parser = argparse.ArgumentParser(
-        prog="specdraft import", description="A public EAGLE-3 head, as engines load it, becomes a checkpoint."
-    )
+    about = "A public EAGLE-3 head, as engines load it, becomes a checkpoint."
+    parser = argparse.ArgumentParser(prog="specdraft import", description=about)
     parser.add_argument("path", type=Path, help="a directory with config.json and weights of an EAGLE-3 head")
     parser.add_argument("--target", required=True, help="hub id, directory or embedded://tiny")
     parser.add_argument("--revision", help="the target's, where it is a hub id")
@@ -28,16 +27,11 @@ def main() -> None:
 
     if options.output.exists():
         raise UserError(f"{options.output} exists: expected a new directory; choose one with --output")
-    target = Target.load(
-        options.target,
-        options.revision,
-        options.dtype,
-        device="cpu",
-        trust_remote_code=options.trust_remote_code,
-    )
+    source = (options.target, options.revision, options.dtype)
+    target = Target.load(*source, device="cpu", trust_remote_code=options.trust_remote_code)
     head = import_eagle3(options.path, target, options.layers)
-    about = about_target(target) | {"chat_template_hash": None}  # nobody knows with which it was trained
-    extra = {"target": about, "imported_from": str(options.path)}
+    known = about_target(target) | {"chat_template_hash": None}  # nobody knows with which it was trained
+    extra = {"target": known, "imported_from": str(options.path)}
     print(f"checkpoint: {save_drafter(head, options.output, target.identity, extra)}")
 
 

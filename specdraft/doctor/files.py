@@ -8,27 +8,22 @@ from specdraft.drafters.checkpoint import about_target, check_target
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.eagle.head import EagleHead, shape_of
 from specdraft.errors import UserError
-from specdraft.export.eagle3 import layout
+from specdraft.export.eagle3 import LAYERS, layout
 from specdraft.export.layout import DTYPES
 from specdraft.targets.loading import load_tokenizer, template_hash
 
-_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _MARGIN = 0.2  # of cosine, by which a row of the projection must be nearer to another token's row to be misplaced
 _MISPLACED = 0.02  # share of such rows above which d2t is wrong
 
 
 def check_files(loaded: LoadedDrafter, serving: Serving) -> dict[str, Finding]:
     """The finding of each check that applies to this kind of drafter."""
-    findings = {
-        "target": _target(loaded),
-        "chat template": _chat_template(loaded, serving),
-        "context length": _context_length(loaded, serving),
-    }
+    findings = {"target": _target(loaded), "chat template": _chat_template(loaded, serving)}
+    findings["context length"] = _context_length(loaded, serving)
     if isinstance(loaded.drafter, EagleHead):
         findings["rope"] = _rope(loaded)
-    if isinstance(loaded.drafter, Eagle3):
-        findings["layer numbering"] = _layer_numbering(loaded)
-        findings["d2t"] = _d2t(loaded.drafter, loaded)
+    if isinstance(head := loaded.drafter, Eagle3):
+        findings |= {"layer numbering": _layer_numbering(loaded), "d2t": _d2t(head, loaded)}
         findings["dtype"] = _dtype(loaded, serving)
     return findings
 
@@ -66,10 +61,8 @@ def _context_length(loaded: LoadedDrafter, serving: Serving) -> Finding:
     wanted = serving.max_model_len or loaded.target.max_length
     held = {**loaded.drafter.config(), **loaded.exported}.get("max_position_embeddings", wanted)
     if held < wanted:
-        return fault(
-            f"the drafter's max_position_embeddings is {held}: expected the {wanted} tokens to be served, because "
-            "engines cut or refuse longer contexts; set it in config.json or serve shorter contexts"
-        )
+        wrong = f"the drafter's max_position_embeddings is {held}: expected the {wanted} tokens to be served"
+        return fault(f"{wrong}, or engines cut or refuse them; set it in config.json or serve less")
     trained = loaded.recorded("data", "sequence_length")
     if trained is not None and serving.max_model_len is not None and trained < serving.max_model_len:
         return note(
@@ -83,21 +76,17 @@ def _rope(loaded: LoadedDrafter) -> Finding:
     ours = dict(loaded.drafter.config()["rope_parameters"])
     expected = shape_of(loaded.target, None)["rope_parameters"]
     if ours != expected:
-        return fault(
-            f"the drafter's rotary embedding is {ours} and the target's {expected}: expected the same, because heads "
-            "are built with the target's; correct rope_theta and rope_scaling in config.json"
-        )
+        wrong = f"the drafter's rotary embedding is {ours} and the target's {expected}: expected the same"
+        return fault(f"{wrong}; correct rope_theta and rope_scaling in config.json")
     return ok(f"{ours}, as in the target")
 
 
 def _layer_numbering(loaded: LoadedDrafter) -> Finding:
     layers = list(loaded.drafter.layers)
-    sglang = (loaded.exported.get("eagle_config") or {}).get(_LAYERS)
-    if loaded.exported.get(_LAYERS) and sglang and [k + 1 for k in sglang] != layers:
-        return fault(
-            f"config.json says {_LAYERS}={layers} to vLLM and {sglang} in eagle_config to SGLang: expected "
-            f"{[k - 1 for k in layers]} there, because SGLang counts from 0; export again"
-        )
+    sglang = (loaded.exported.get("eagle_config") or {}).get(LAYERS)
+    if loaded.exported.get(LAYERS) and sglang and [k + 1 for k in sglang] != layers:
+        wrong = f"config.json says {LAYERS}={layers} to vLLM and {sglang} in eagle_config to SGLang"
+        return fault(f"{wrong}: expected {[k - 1 for k in layers]} there, as SGLang counts from 0; export again")
     return ok(f"hidden states after {layers} layers, as every engine counts them")
 
 
@@ -115,10 +104,8 @@ def _d2t(head: Eagle3, loaded: LoadedDrafter) -> Finding:
         own = cosine.gather(1, ids[:, None])[:, 0]
         misplaced += int((cosine.max(dim=-1).values > own + _MARGIN).sum())
     if (share := misplaced / len(head.d2t)) > _MISPLACED:
-        return fault(
-            f"{share:.0%} of the rows of lm_head resemble the target's row of another token than d2t names: expected "
-            "d2t and lm_head of one training; take both from the same checkpoint"
-        )
+        wrong = f"{share:.0%} of the rows of lm_head resemble the target's row of another token than d2t names"
+        return fault(f"{wrong}: expected d2t and lm_head of one training; take both from one checkpoint")
     return ok(f"{len(head.d2t)} of {head.vocab_size} ids, which fit the rows of lm_head")
 
 

@@ -111,15 +111,11 @@ def _obstacle(answers: Sequence[Batch], sums: Tensor) -> Finding | None:
     total = sums.sum(1)  # [2, 2]
     if (total[:, 1] == 0).any():
         tokens = sum(int(batch.loss_mask.sum()) for batch in answers)
-        return note(
-            f"the target's answers are too short to judge by, {tokens} tokens to {len(answers)} prompts: give other "
-            "prompts with traffic=, or a larger max_new_tokens"
-        )
+        short = f"the target's answers are too short to judge by, {tokens} tokens to {len(answers)} prompts"
+        return note(f"{short}: give other prompts with traffic=, or a larger max_new_tokens")
     if not total.isfinite().all():
-        return fault(
-            "the head's predictions are not finite: expected finite weights and hidden states; give "
-            "target.dtype=float32, or take the head from a sound checkpoint"
-        )
+        mend = "give target.dtype=float32, or take the head from a sound checkpoint"
+        return fault(f"the head's predictions are not finite: expected finite weights and hidden states; {mend}")
     return None
 
 
@@ -162,19 +158,6 @@ def _compared(setting: str, own: Tensor, others: Mapping[str, Tensor], mend: str
                 f"{mean(own):.3f}: expected the setting of its training; correct {mend}"
             )
     return ok(", ".join(f"{mean(sums):.3f} with {name}" for name, sums in {setting: own, **others}.items()))
-
-
-def _rounding(head: Eagle3, loaded: LoadedDrafter, answers: Sequence[Batch], own: Tensor, dtype: str) -> Finding:
-    """Weights are rounded to the served dtype; the arithmetic stays in the target's."""
-    kept = {name: value.clone() for name, value in head.state_dict().items()}
-    found = acceptance(head.to(DTYPES[dtype]).to(loaded.target.dtype), loaded, answers)[0]
-    head.load_state_dict(kept)
-    return _undiminished(f"weights rounded to {dtype}", found, own, "serve the head in a wider dtype")
-
-
-def _system_prompt(head: Eagle3, loaded: LoadedDrafter, answers: Sequence[Batch], own: Tensor) -> Finding:
-    found = acceptance(head, loaded, answers)
-    return _obstacle(answers, found) or _undiminished("it", found[0], own, "train on conversations that begin with it")
 
 
 def _undiminished(change: str, found: Tensor, own: Tensor, mend: str) -> Finding:

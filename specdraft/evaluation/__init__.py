@@ -3,8 +3,7 @@
 from specdraft.data.prompts import Prompt, load_prompts
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.evaluator import evaluate
-from specdraft.evaluation.report.html import write_report
-from specdraft.evaluation.report.table import table
+from specdraft.evaluation.report.pages import table, write_report
 from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.evaluation.speedup.model import CostSettings
 

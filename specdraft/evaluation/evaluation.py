@@ -2,16 +2,42 @@
 
 import json
 import math
+import os
+import platform
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specdraft.evaluation import environment
+import torch
+import transformers
+
+import specdraft
 from specdraft.evaluation.results import Result
 from specdraft.evaluation.speedup.advice import Advice
 from specdraft.evaluation.speedup.model import CostModel
-from specdraft.files import atomic_file
+from specdraft.files import write_text
+
+
+def machine() -> dict[str, str | int | float | None]:
+    """Processor, cores, threads, memory and accelerator of this machine: speeds mean nothing without it."""
+    about = Path("/proc/cpuinfo")  # of Linux
+    lines = about.read_text().splitlines() if about.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "system": platform.platform(),
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    modules = {"specdraft": specdraft, "torch": torch, "transformers": transformers}
+    return {"python": platform.python_version(), **{name: module.__version__ for name, module in modules.items()}}
 
 
 @dataclass(frozen=True)
@@ -26,8 +52,8 @@ class Evaluation:
     cost_models: list[CostModel] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)  # what was really measured of what is predicted
     advice: list[Advice] = field(default_factory=list)  # a drafter each
-    machine: dict[str, Any] = field(default_factory=environment.machine)
-    versions: dict[str, str] = field(default_factory=environment.versions)
+    machine: dict[str, Any] = field(default_factory=machine)
+    versions: dict[str, str] = field(default_factory=versions)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def at(self, temperature: float) -> list[Result]:
@@ -36,37 +62,25 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; numbers that are undefined or infinite are None."""
-        return _finite(
+        baseline = [
             {
-                "created": self.created,
-                "settings": self.settings,
-                "machine": self.machine,
-                "versions": self.versions,
-                "baseline": [
-                    {
-                        "temperature": temperature,
-                        "distinct_4gram": share,
-                        "tokens": alone.baseline_tokens,
-                        "tokens_per_second": alone.baseline_tokens_per_second,
-                        "target_step_seconds": alone.target_step_seconds,
-                    }
-                    for temperature, share in self.distinct_4gram.items()
-                    for alone in self.at(temperature)[:1]
-                ],
-                "results": [result.to_dict() for result in self.results],
-                "categories": [result.to_dict() for result in self.categories],
-                "cost_models": [model.to_dict() for model in self.cost_models],
-                "checks": self.checks,
-                "advice": [advice.to_dict() for advice in self.advice],
-                "samples": self.samples,
+                "temperature": temperature,
+                "distinct_4gram": share,
+                "tokens": alone.baseline_tokens,
+                "tokens_per_second": alone.baseline_tokens_per_second,
+                "target_step_seconds": alone.target_step_seconds,
             }
-        )
+            for temperature, share in self.distinct_4gram.items()
+            for alone in self.at(temperature)[:1]
+        ]
+        plain = {name: getattr(self, name) for name in ("created", "settings", "machine", "versions")}
+        lists = {name: getattr(self, name) for name in ("results", "categories", "cost_models", "advice")}
+        written = {name: [each.to_dict() for each in found] for name, found in lists.items()}
+        return _finite({**plain, "baseline": baseline, **written, "checks": self.checks, "samples": self.samples})
 
     def write_json(self, path: Path) -> Path:
         """Write ``to_dict()`` to ``path``; the file is whole or absent."""
-        with atomic_file(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        return path
+        return write_text(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -20,18 +20,31 @@ from specdraft.evaluation.results import Request, Result, distinct_ngrams, summa
 from specdraft.evaluation.settings import EvaluationSettings, drafted
 from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
-from specdraft.evaluation.speedup.model import CostModel, CostSettings
+from specdraft.evaluation.speedup.model import CostSettings
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
 from specdraft.redaction import redact
 from specdraft.targets.loading import template_hash
 
 if TYPE_CHECKING:
-    from specdraft.decoding.decoder import Generation
     from specdraft.drafters.base import Drafter
     from specdraft.targets import Target
 
-_BASELINE = ""  # never a drafter's name
 _WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of drafting: a drafter under its name, a shape. beside: only for comparison with what is evaluated."""
+
+    name: str
+    drafter: "Drafter"
+    shape: Shape
+    beside: bool = False
+
+    @property
+    def drafting(self) -> str:
+        """Of this shape: sampled, or greedy."""
+        return SAMPLED if isinstance(self.shape, StaticTree) and self.shape.sampled else GREEDY
 
 
 def evaluate(
@@ -64,45 +77,10 @@ def evaluate(
     drafters = {family(drafter): drafter, **(compare or {})}
     for each in drafters.values():
         each.eval()
-    results: list[Result] = []
-    categories: list[Result] = []
-    distinctness: dict[float, float] = {}
-    samples: list[dict[str, Any]] = []
-    models: list[CostModel] = []
-    checks: list[dict[str, Any]] = []
-    names = sorted({prompt.category for prompt in prompts})
-    total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
-    with tqdm(total=total, desc="evaluating", unit="request", disable=not progress) as bar:
-        for temperature in settings.temperatures:
-            ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
-            drafts = {way.key: (drafters[way.name], way.shape) for way in ways}
-            requests = _decode(target, drafts, prompts, settings, temperature, bar)
-            baseline = [request.baseline.tokens for request in requests[ways[0].key]]
-            distinctness[temperature] = distinct_ngrams(baseline, 4)
-            for way in ways:
-                decoded = requests[way.key]
-
-                about = partial(summarize, seed=settings.seed, drafting=way.drafting, beside=way.beside)
-                results.append(about(decoded, way.name, temperature, way.shape.depth))
-                if way.beside:
-                    continue
-                for category in names if len(names) > 1 else ():
-                    own = [request for request in decoded if request.category == category]
-                    categories.append(about(own, way.name, temperature, way.shape.depth, category))
-                samples += _samples(target, results[-1], decoded, prompts)
-                if cost is not None and _trained(drafters[way.name]):
-                    predicted = _predict(
-                        target, drafters[way.name], prompts, settings, way.shape, results[-1], decoded, cost, progress
-                    )
-                    models += predicted[0]
-                    checks += predicted[1]
     recorded = {
         "num_draft_tokens": shape.depth,
+        **{name: getattr(settings, name) for name in ("top_k", "top_p", "max_new_tokens", "seed")},
         "temperatures": list(settings.temperatures),
-        "top_k": settings.top_k,
-        "top_p": settings.top_p,
-        "max_new_tokens": settings.max_new_tokens,
-        "seed": settings.seed,
         "draft_tree": str(shape),
         "rule": describe(settings.rule),
         "drafting": draftings[0],
@@ -114,32 +92,22 @@ def evaluate(
         "device": str(target.device),
         **(notes or {}),
     }
-    of = {name: [model for model in models if model.drafter == name] for name in drafters}
-    advice = [
-        found
-        for name, own in of.items()
-        if own and (found := advise(own, family(drafters[name]), draftings[0], engine)) is not None
-    ]
-    return Evaluation(redact(recorded), results, categories, distinctness, samples, models, checks, advice)
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way of drafting above temperature 0, or at it: a drafter by name, a shape, tokens sampled or chosen."""
-
-    name: str
-    shape: Shape
-    beside: bool
-
-    @property
-    def drafting(self) -> str:
-        """Of this shape: sampled, or greedy."""
-        return SAMPLED if isinstance(self.shape, StaticTree) and self.shape.sampled else GREEDY
-
-    @property
-    def key(self) -> str:
-        """Unique among the ways."""
-        return f"{self.name} {self.drafting}"
+    evaluation = Evaluation(redact(recorded), [], [], {})
+    evaluator = _Evaluator(target, prompts, settings, progress, evaluation)
+    total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
+    with tqdm(total=total, desc="evaluating", unit="request", disable=not progress) as bar:
+        for temperature in settings.temperatures:
+            ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
+            requests = evaluator.decode(ways, temperature, bar)
+            baseline = [request.baseline.tokens for request in requests[ways[0]]]
+            evaluation.distinct_4gram[temperature] = distinct_ngrams(baseline, 4)
+            for way in ways:
+                evaluator.report(way, temperature, requests[way], cost)
+    for name, each in drafters.items():
+        models = [model for model in evaluation.cost_models if model.drafter == name]
+        if models and (advice := advise(models, family(each), draftings[0], engine)):
+            evaluation.advice.append(advice)
+    return evaluation
 
 
 def _ways(drafters: "Mapping[str, Drafter]", shape: Shape, draftings: Sequence[str]) -> Iterator[Way]:
@@ -147,122 +115,121 @@ def _ways(drafters: "Mapping[str, Drafter]", shape: Shape, draftings: Sequence[s
     for beside, drafting in enumerate(draftings):
         for name, drafter in drafters.items():
             # What has no parameters chooses its tokens: it has no distribution to sample from.
-            way = Way(name, drafted(shape, drafting if _trained(drafter) else GREEDY), bool(beside))
             if not beside or (_trained(drafter) and isinstance(shape, StaticTree)):
-                yield way
+                yield Way(name, drafter, drafted(shape, drafting if _trained(drafter) else GREEDY), bool(beside))
 
 
 def _trained(drafter: "Drafter") -> bool:
     return next(drafter.parameters(), None) is not None
 
 
-def _predict(
-    target: "Target",
-    drafter: "Drafter",
-    prompts: Sequence[Prompt],
-    settings: EvaluationSettings,
-    shape: Shape,
-    result: Result,
-    requests: Sequence[Request],
-    cost: CostSettings,
-    progress: bool,
-) -> tuple[list[CostModel], list[dict[str, Any]]]:
-    """The cost model at the temperature of ``result``, and what was measured of the drafts that it predicts."""
-    name, temperature = result.drafter, result.temperature
-    found = costs(target, drafter, result, requests, shape, settings.sampling(temperature), settings.rule, cost)
-    if found is None:
-        return [], []
-    if not cost.check:
-        found.timer.measure_for(cost.seconds)
-        return [found.model()], [_checked(result, shape, name)]
-    drafts = {str(other): (drafter, other) for other in found.shapes}
-    changed = replace(settings, samples=0)
-    with tqdm(total=len(requests), desc="checking", unit="request", disable=not progress) as bar:
-        # All drafts take turns on every prompt, and with the timer: the machine is to be the same for all.
+@dataclass(frozen=True)
+class _Evaluator:
+    """What every way is decoded with, and the evaluation that grows."""
+
+    target: "Target"
+    prompts: Sequence[Prompt]
+    settings: EvaluationSettings
+    progress: bool
+    evaluation: Evaluation
+
+    def report(self, way: Way, temperature: float, requests: Sequence[Request], cost: CostSettings | None) -> None:
+        """Add what one way did at one temperature."""
+        about = partial(summarize, seed=self.settings.seed, drafting=way.drafting, beside=way.beside)
+        result = about(requests, way.name, temperature, way.shape.depth)
+        self.evaluation.results.append(result)
+        if way.beside:
+            return
+        names = sorted({prompt.category for prompt in self.prompts})
+        for category in names if len(names) > 1 else ():
+            own = [request for request in requests if request.category == category]
+            self.evaluation.categories.append(about(own, way.name, temperature, way.shape.depth, category))
+        self.evaluation.samples.extend(self._samples(result, requests))
+        if cost is not None and _trained(way.drafter):
+            self._predict(way, result, requests, cost)
+
+    def _predict(self, way: Way, result: Result, requests: Sequence[Request], cost: CostSettings) -> None:
+        """The cost model at the temperature of ``result``, and what was measured of the drafts that it predicts."""
+        temperature, settings = result.temperature, self.settings
+        sampling = settings.sampling(temperature)
+        found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
+        if found is None:
+            return
+        measured = {way.shape: result}
         measure = partial(found.timer.measure_for, cost.seconds)
-        again = _decode(target, drafts, prompts, changed, temperature, bar, measure)
-    checks = [
-        _checked(summarize(again[str(other)], name, temperature, other.depth, seed=settings.seed), other, name)
-        for other in found.shapes
-    ]
-    return [found.model()], checks
-
-
-def _checked(result: Result, shape: Shape, drafter: str) -> dict[str, Any]:
-    return {
-        "drafter": drafter,
-        "temperature": result.temperature,
-        "draft": str(shape),
-        "tokens": shape.num_nodes,
-        "acceptance_length": result.acceptance_length.value,
-        "speedup": result.decoding_speedup,
-    }
-
-
-def _samples(
-    target: "Target", result: Result, requests: Sequence[Request], prompts: Sequence[Prompt]
-) -> list[dict[str, Any]]:
-    """The recorded answers, as segments that say where each came from."""
-    return [
-        {
-            "drafter": result.drafter,
-            "temperature": result.temperature,
-            "category": request.category,
-            "question": prompts[request.prompt].opening[-1]["content"],
-            "segments": [asdict(each) for each in segments(trace, len(request.drafted.tokens), target.tokenizer)],
-        }
-        for request in requests
-        if (trace := request.drafted.trace) is not None
-    ]
-
-
-def _decode(
-    target: "Target",
-    drafts: "Mapping[str, tuple[Drafter, Shape]]",
-    prompts: Sequence[Prompt],
-    settings: EvaluationSettings,
-    temperature: float,
-    bar: "tqdm[Any]",
-    after_each: Callable[[], None] = lambda: None,
-) -> dict[str, list[Request]]:
-    """All prompts, decoded without drafting and with each of the named ``drafts``, then ``after_each``."""
-    sampling = settings.sampling(temperature)
-    decoders = {_BASELINE: Decoder(target, sampling=sampling)}
-    for name, (drafter, shape) in drafts.items():
-        decoders[name] = Decoder(target, drafter, shape, sampling, settings.rule)
-    ways = list(decoders)
-    warm_up = encode(target.tokenizer, prompts[0].opening)
-    for name in ways:  # the first passes allocate buffers and choose kernels
-        decoders[name].generate(warm_up, min(_WARM_UP_TOKENS, settings.max_new_tokens), settings.seed)
-    requests: dict[str, list[Request]] = {name: [] for name in drafts}
-    recorded = _one_of_each_category(prompts)[: settings.samples]
-    number = 0
-    for index, prompt in enumerate(prompts):
-        messages = list(prompt.opening)
-        for turn in range(1 + len(prompt.follow_ups)):
-            ids = encode(target.tokenizer, messages)
-            first = number % len(ways)
-            for name in drafts:
-                decoders[name].trace = turn == 0 and index in recorded
-            generations: dict[str, Generation] = {
-                name: decoders[name].generate(ids, settings.max_new_tokens, settings.seed + number)
-                for name in ways[first:] + ways[:first]
+        if cost.check:
+            ways = [Way(way.name, way.drafter, shape) for shape in found.shapes]
+            # All drafts take turns on every prompt, and with the timer: the machine is to be the same for all.
+            with tqdm(total=len(requests), desc="checking", unit="request", disable=not self.progress) as bar:
+                again = replace(self, settings=replace(settings, samples=0)).decode(ways, temperature, bar, measure)
+            about = partial(summarize, seed=settings.seed)
+            measured = {each.shape: about(again[each], way.name, temperature, each.shape.depth) for each in ways}
+        else:
+            measure()
+        self.evaluation.cost_models.append(found.model())
+        self.evaluation.checks.extend(
+            {
+                "drafter": way.name,
+                "temperature": temperature,
+                "draft": str(shape),
+                "tokens": shape.num_nodes,
+                "acceptance_length": each.acceptance_length.value,
+                "speedup": each.decoding_speedup,
             }
-            baseline = generations[_BASELINE]
-            for name in drafts:
-                generation = generations[name]
-                differs = first_difference(target, ids, baseline.tokens, generation.tokens) if sampling.greedy else None
-                requests[name].append(Request(index, prompt.category, baseline, generation, ids, differs))
+            for shape, each in measured.items()
+        )
+
+    def _samples(self, result: Result, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """The recorded answers, as segments that say where each came from."""
+        tokenizer = self.target.tokenizer
+        return [
+            {
+                "drafter": result.drafter,
+                "temperature": result.temperature,
+                "category": request.category,
+                "question": self.prompts[request.prompt].opening[-1]["content"],
+                "segments": [asdict(each) for each in segments(trace, len(request.drafted.tokens), tokenizer)],
+            }
+            for request in requests
+            if (trace := request.drafted.trace) is not None
+        ]
+
+    def decode(
+        self, ways: Sequence[Way], temperature: float, bar: "tqdm[Any]", after_each: Callable[[], None] = lambda: None
+    ) -> dict[Way, list[Request]]:
+        """All prompts, decoded without drafting and in each of the ``ways``, then ``after_each``."""
+        target, settings, sampling = self.target, self.settings, self.settings.sampling(temperature)
+        decoders: dict[Way | None, Decoder] = {None: Decoder(target, sampling=sampling)}
+        for way in ways:
+            decoders[way] = Decoder(target, way.drafter, way.shape, sampling, settings.rule)
+        warm_up = encode(target.tokenizer, self.prompts[0].opening)
+        for decoder in decoders.values():  # the first passes allocate buffers and choose kernels
+            decoder.generate(warm_up, min(_WARM_UP_TOKENS, settings.max_new_tokens), settings.seed)
+        requests: dict[Way, list[Request]] = {way: [] for way in ways}
+        recorded = _one_of_each_category(self.prompts)[: settings.samples]
+        turns = [(index, turn) for index, each in enumerate(self.prompts) for turn in range(1 + len(each.follow_ups))]
+        for number, (index, turn) in enumerate(turns):
+            prompt = self.prompts[index]
+            if turn == 0:
+                messages = list(prompt.opening)
+            ids = encode(target.tokenizer, messages)
+            for way in ways:
+                decoders[way].trace = turn == 0 and index in recorded
+            first = number % len(decoders)
+            order = [*decoders][first:] + [*decoders][:first]
+            seed = settings.seed + number
+            generations = {way: decoders[way].generate(ids, settings.max_new_tokens, seed) for way in order}
+            baseline = generations[None]
+            for way in ways:
+                drafts = generations[way]
+                differs = first_difference(target, ids, baseline.tokens, drafts.tokens) if sampling.greedy else None
+                requests[way].append(Request(index, prompt.category, baseline, drafts, ids, differs))
             if turn < len(prompt.follow_ups):
-                answer = answer_in_words(target.tokenizer, baseline.tokens)
-                messages += [
-                    {"role": "assistant", "content": answer},
-                    {"role": "user", "content": prompt.follow_ups[turn]},
-                ]
-            number += 1
+                answer = {"role": "assistant", "content": answer_in_words(target.tokenizer, baseline.tokens)}
+                messages += [answer, {"role": "user", "content": prompt.follow_ups[turn]}]
             after_each()
             bar.update()
-    return requests
+        return requests
 
 
 def _one_of_each_category(prompts: Sequence[Prompt]) -> list[int]:

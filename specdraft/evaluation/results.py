@@ -114,11 +114,6 @@ class Result:
         return flat
 
 
-def seconds(generation: "Generation") -> float:
-    """Wall-clock time of a request, prefill included."""
-    return generation.prefill_seconds + generation.decode_seconds
-
-
 def summarize(
     requests: Sequence[Request],
     drafter: str,
@@ -144,9 +139,9 @@ def summarize(
             row["tau"] += own.acceptance_length
             row["with_rounds"] += 1
         row["tokens"] += len(request.drafted.tokens)
-        row["seconds"] += seconds(request.drafted)
+        row["seconds"] += request.drafted.prefill_seconds + request.drafted.decode_seconds
         row["baseline_tokens"] += len(request.baseline.tokens)
-        row["baseline_seconds"] += seconds(request.baseline)
+        row["baseline_seconds"] += request.baseline.prefill_seconds + request.baseline.decode_seconds
         for position in range(num_draft_tokens):
             row[f"reached {position}"] += own.reached_per_position[position]
             row[f"accepted {position}"] += own.accepted_per_position[position]
@@ -167,15 +162,10 @@ def summarize(
         sum(request.baseline.decode_seconds for request in requests),
         sum(len(request.baseline.tokens) - 1 for request in requests),  # a round emits one token
     )
-    draft_step = _divide(draft_seconds, counts.rounds * num_draft_tokens)
-    verification_step = _divide(
-        sum(request.drafted.decode_seconds for request in requests) - draft_seconds, counts.rounds
-    )
-    ratio = cost_ratio(draft_seconds, counts.rounds * num_draft_tokens, target_step)
-    decoding_rate = _divide(  # tokens a second after the first of each answer
-        sum(len(request.drafted.tokens) - 1 for request in requests),
-        sum(request.drafted.decode_seconds for request in requests),
-    )
+    decode_seconds = sum(request.drafted.decode_seconds for request in requests)
+    drafted_tokens = counts.rounds * num_draft_tokens
+    ratio = cost_ratio(draft_seconds, drafted_tokens, target_step)
+    differences = [request.difference for request in requests if request.difference is not None]
     divergences = [value for request in requests for value in request.drafted.divergence]
     return Result(
         drafter=drafter,
@@ -199,15 +189,14 @@ def summarize(
         speedup=estimate(
             lambda s: (s["tokens"] / s["seconds"]) / (s["baseline_tokens"] / s["baseline_seconds"]), (0.0, math.inf)
         ),
-        decoding_speedup=decoding_rate * target_step,
-        draft_step_seconds=draft_step,
+        # The first token of each answer comes from the prompt's pass.
+        decoding_speedup=_divide(int(total["tokens"]) - len(requests), decode_seconds) * target_step,
+        draft_step_seconds=_divide(draft_seconds, drafted_tokens),
         target_step_seconds=target_step,
         cost_ratio=ratio,
-        verification_cost_ratio=_divide(verification_step, target_step),
+        verification_cost_ratio=_divide(_divide(decode_seconds - draft_seconds, counts.rounds), target_step),
         modeled_speedup=predicted_speedup(counts.acceptance_length, num_draft_tokens * ratio, 1.0, 1.0),
-        differences=(
-            None if temperature else [request.difference for request in requests if request.difference is not None]
-        ),
+        differences=None if temperature else differences,
         nodes_per_round=_divide(sum(sum(request.drafted.nodes) for request in requests), counts.rounds),
         divergence=sum(divergences) / len(divergences) if divergences else None,
     )

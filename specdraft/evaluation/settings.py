@@ -48,9 +48,8 @@ class EvaluationSettings:
         options = dict(decoding)
         temperature = options.pop("temperature")
         later = {name: options.pop(name) for name in ("shape", "rule") if name in options}
-        temperatures = (
-            temperature if isinstance(temperature, Sequence) and not isinstance(temperature, str) else [temperature]
-        )
+        several = isinstance(temperature, Sequence) and not isinstance(temperature, str)
+        temperatures = temperature if several else [temperature]
         settings = cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
         # Shapes read the number of draft tokens, which is checked by now.
         return replace(settings, **{name: build(node) for name, node in later.items()})
@@ -79,10 +78,7 @@ class EvaluationSettings:
         return self.shape(drafter, target)
 
     def draftings(self, engine: Engine | None) -> tuple[str, ...]:
-        """How to draft above temperature 0: first what the evaluation is about, then what is shown beside it.
-
-        Only an evaluation for an engine has something beside it.
-        """
+        """How to draft above temperature 0: what the evaluation is about, then what an engine has beside it."""
         if self.drafting != _AS_ENGINE:
             return (self.drafting,)
         if engine is None:

@@ -7,6 +7,7 @@
 """
 
 import json
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,20 +35,14 @@ def layout(drafter: DraftModel, target: Mapping[str, Any], dtype: str) -> Layout
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:  # else one set for each kind of layer, which the earlier keys cannot say
         config |= rope_keys(rope)
-    _check_against(target, config)
+    for key, fits, expected in (
+        ("vocab_size", operator.eq, "the target's own"),
+        ("max_position_embeddings", operator.ge, "at least the target's"),
+    ):
+        if target.get(key) is not None and not fits(config[key], target[key]):
+            wrong = f"the draft model's {key} is {config[key]} and the target's {target[key]}"
+            raise UserError(f"{wrong}: expected {expected}, else engines refuse it or stop drafting; train another")
     check_finite(tensors, dtype)
     parameters = sum(tensor.numel() for tensor in tensors.values())
     facts = {"layers": str(config["num_hidden_layers"]), "parameters": f"{parameters:,}"}
     return Layout("draft_model", config, tensors, dtype, facts=facts)
-
-
-def _check_against(target: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    for key, fits, expected in (
-        ("vocab_size", lambda draft, target: draft == target, "the target's own"),
-        ("max_position_embeddings", lambda draft, target: draft >= target, "at least the target's"),
-    ):
-        if target.get(key) is not None and not fits(config[key], target[key]):
-            raise UserError(
-                f"the draft model's {key} is {config[key]} and the target's {target[key]}: expected {expected}, "
-                "else engines refuse it or stop drafting; train from another start"
-            )

@@ -3,19 +3,19 @@
 One subclass per engine, in a file of its own; ``conf/engine/*.yaml`` mirrors the constructors.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from specdraft.errors import UserError
 from specdraft.export.layout import DTYPES, TITLES, Layout
+from specdraft.rendering import render
 
 GREEDY, SAMPLED = "greedy", "sampled"
 """How tokens are drafted above temperature 0: the draft's most likely ones, or samples of its distribution."""
 
 
-class Engine(ABC):
+class Engine:
     """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training.
 
     families: the families it serves, and the engine's own name for each. drafting: how it drafts above temperature 0
@@ -38,12 +38,10 @@ class Engine(ABC):
         """
         if layout.family not in self.families:
             served = ", ".join(TITLES[family] for family in self.families)
-            raise UserError(
-                f"{self.name} serves no {layout.title}: expected one of what it does serve ({served}); "
-                "choose another engine"
-            )
+            raise UserError(f"{self.name} serves no {layout.title}: expected one of {served}; choose another engine")
         return layout
 
-    @abstractmethod
     def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
         """Markdown for the model card: how this engine is started with the drafter in ``directory``."""
+        values = {"target": target, "directory": directory, "num_draft_tokens": num_draft_tokens}
+        return render(f"export/templates/{self.name}.md.jinja", engine=self, layout=layout, **values)

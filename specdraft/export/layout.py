@@ -5,7 +5,7 @@ has a module of its own here that makes its ``Layout``. Engines hardly check wha
 lossless and accepts nothing. So everything that could go wrong silently is validated before it is written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,10 +51,7 @@ def check_tensors(
     dtype: str,
     integers: Mapping[str, torch.dtype] | None = None,
 ) -> None:
-    """Raises UserError unless ``tensors`` are exactly those of ``shapes``, finite and of ``dtype``.
-
-    ``integers`` gives the dtypes of the tensors that hold no weights.
-    """
+    """Raises UserError unless ``tensors`` are those of ``shapes``, finite and of ``dtype`` or that in ``integers``."""
     missing, unknown = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing or unknown:
         raise UserError(
@@ -65,10 +62,8 @@ def check_tensors(
     for name, shape in shapes.items():
         tensor = tensors[name]
         if tuple(tensor.shape) != shape or tensor.dtype != dtypes[name]:
-            raise UserError(
-                f"tensor {name} is {tensor.dtype} {list(tensor.shape)}: expected {dtypes[name]} {list(shape)}; "
-                "the checkpoint's config.json and model.safetensors do not belong together"
-            )
+            wrong = f"tensor {name} is {tensor.dtype} {list(tensor.shape)}: expected {dtypes[name]} {list(shape)}"
+            raise UserError(f"{wrong}; the checkpoint's config.json and model.safetensors do not belong together")
     check_finite(tensors, dtype)
 
 
@@ -76,13 +71,11 @@ def check_finite(tensors: Mapping[str, Tensor], dtype: str) -> None:
     """Raises UserError for a weight that is not finite, or no longer is in ``dtype``."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(
-                f"tensor {name} holds values that are not finite in {dtype}: "
-                "expected finite weights; export an earlier checkpoint, or with engine.dtype=float32"
-            )
+            wrong = f"tensor {name} holds values that are not finite in {dtype}: expected finite weights"
+            raise UserError(f"{wrong}; export an earlier checkpoint, or with engine.dtype=float32")
 
 
-def check_positive(config: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+def check_positive(config: Mapping[str, Any], keys: Sequence[str]) -> None:
     """Raises UserError for a size that is no positive number."""
     for key in keys:
         if config[key] < 1:
@@ -98,6 +91,5 @@ def special_ids(target: Mapping[str, Any]) -> dict[str, Any]:
 def rope_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
     """``rope_theta`` and, if there is any, ``rope_scaling``: what engines read where transformers keeps one dict."""
     rest = dict(rope)
-    theta = rest.pop("rope_theta")
-    scaled = rest.get("rope_type", "default") != "default"
-    return {"rope_theta": theta, **({"rope_scaling": rest} if scaled else {})}
+    theta = {"rope_theta": rest.pop("rope_theta")}
+    return theta if rest.get("rope_type", "default") == "default" else theta | {"rope_scaling": rest}

@@ -18,7 +18,6 @@ from specdraft.errors import UserError
 from specdraft.export.layout import Layout, cast, check_positive, check_tensors
 
 WEIGHTS = "medusa_lm_head.safetensors"
-_SIZES = ("medusa_num_heads", "medusa_num_layers", "hidden_size", "vocab_size")
 
 
 def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
@@ -26,10 +25,8 @@ def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
     options = drafter.config()
     vocabulary = options["vocab_size"]
     if options["draft_vocab_size"] != vocabulary:
-        raise UserError(
-            f"the Medusa heads have a draft vocabulary of {options['draft_vocab_size']} of {vocabulary} tokens, which "
-            "no engine serves: expected the whole vocabulary; train with model.draft_vocab_size=null"
-        )
+        wrong = f"the Medusa heads have a draft vocabulary of {options['draft_vocab_size']} of {vocabulary} tokens"
+        raise UserError(f"{wrong}, which no engine serves: expected all; train with model.draft_vocab_size=null")
     heads, blocks = int(options["num_heads"]), int(options["num_layers"])
     config = {
         "architectures": ["MedusaModel"],
@@ -42,15 +39,14 @@ def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
         "medusa_fc_bias": True,
         "torch_dtype": dtype,
     }
-    check_positive(config, _SIZES)
+    check_positive(config, ("medusa_num_heads", "medusa_num_layers", "hidden_size", "vocab_size"))
     tensors = cast({_published_name(name, blocks): tensor for name, tensor in drafter.state_dict().items()}, dtype)
-    check_tensors("Medusa heads", tensors, tensor_shapes(config), dtype)
+    check_tensors("Medusa heads", tensors, _tensor_shapes(config), dtype)
     facts = {"heads": f"{heads}, with {blocks} residual block{'s' if blocks > 1 else ''} each"}
     return Layout("medusa", config, tensors, dtype, WEIGHTS, facts)
 
 
-def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that heads with this ``config.json`` consist of."""
+def _tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     h, blocks = config["hidden_size"], config["medusa_num_layers"]
     shapes: dict[str, tuple[int, ...]] = {}
     for head in range(config["medusa_num_heads"]):

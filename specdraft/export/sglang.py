@@ -22,28 +22,6 @@ class SGLang(Engine):
         layout = super().accept(layout, target, directory)
         if layout.family != "eagle":
             return layout
-        bias = torch.zeros(layout.config["hidden_size"], dtype=DTYPES[layout.dtype])
-        return replace(
-            layout,
-            config=layout.config | {"architectures": ["LlamaForCausalLMEagle"]},
-            tensors=layout.tensors | {"fc.bias": bias},
-        )
-
-    def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
-        """The server's command line."""
-        whole = layout.config.get("draft_vocab_size") in (None, layout.config.get("vocab_size"))
-        sampled = (
-            "`--speculative-use-rejection-sampling` samples its drafts"
-            if whole and layout.family != "draft_model"
-            else "its option for sampled drafts (`--speculative-use-rejection-sampling`) is for EAGLE heads with the "
-            "whole vocabulary"
-        )
-        return (
-            f"```bash\npython -m sglang.launch_server --model-path {target} --dtype {layout.dtype} "
-            f"--speculative-algorithm {self.families[layout.family]} --speculative-draft-model-path {directory} "
-            f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1 "
-            f"--speculative-num-draft-tokens {num_draft_tokens + 1}\n```\n\n"
-            "The files follow the format that SGLang 0.5.23 reads. specdraft's own parity test runs vLLM only; "
-            "compare the server's acceptance with the table before relying on it.\n\n"
-            f"Above temperature 0 SGLang drafts the most likely tokens all the same; {sampled}.\n"
-        )
+        config = layout.config | {"architectures": ["LlamaForCausalLMEagle"]}
+        bias = torch.zeros(config["hidden_size"], dtype=DTYPES[layout.dtype])
+        return replace(layout, config=config, tensors=layout.tensors | {"fc.bias": bias})

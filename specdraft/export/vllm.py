@@ -7,39 +7,25 @@ from typing import Any, ClassVar
 
 from specdraft.errors import UserError
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
-from specdraft.export.layout import Layout
+from specdraft.export.layout import TITLES, Layout
 
-# Targets that specdraft can train for, whose classes in vLLM 0.32 do not hand out auxiliary hidden states.
-_WITHOUT_EAGLE3 = {
-    "CohereForCausalLM",
-    "Cohere2ForCausalLM",
-    "Exaone4ForCausalLM",
-    "FalconForCausalLM",
-    "GemmaForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "Glm4ForCausalLM",
-    "Glm4MoeForCausalLM",
-    "GraniteMoeForCausalLM",
-    "MixtralForCausalLM",
-    "OlmoeForCausalLM",
-    "Qwen2MoeForCausalLM",
-    "StableLmForCausalLM",
-}
+# Targets that can be trained for, whose classes (*ForCausalLM) in vLLM 0.32 do not hand out auxiliary hidden states.
+_WITHOUT_EAGLE3 = ["Cohere", "Cohere2", "Exaone4", "Falcon", "Gemma", "Gemma2", "Gemma3", "Glm4", "Glm4Moe"]
+_WITHOUT_EAGLE3 += ["GraniteMoe", "Mixtral", "Olmoe", "Qwen2Moe", "StableLm"]
 
 # Parts of a path from which vLLM concludes a method of its own, whatever the configuration says.
 _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 
 
-# In vLLM's speculative configuration; Medusa's heads are not sampled whatever it says.
-SAMPLED_DRAFTS = {"draft_sample_method": "probabilistic"}
-
-
 class VLLM(Engine):
-    """vLLM's methods, named as the families are. It drafts greedily unless told otherwise."""
+    """vLLM's methods, named as the families are. It drafts greedily unless told otherwise.
+
+    sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says.
+    """
 
     name = "vllm"
-    families: ClassVar[Mapping[str, str]] = {family: family for family in ("eagle3", "eagle", "medusa", "draft_model")}
+    families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES}
+    sampled_drafts: ClassVar[dict[str, object]] = {"draft_sample_method": "probabilistic"}
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """The layout as it is.
@@ -49,7 +35,7 @@ class VLLM(Engine):
         """
         layout = super().accept(layout, target, directory)
         architecture = target.get("architecture")
-        if layout.family == "eagle3" and architecture in _WITHOUT_EAGLE3:
+        if layout.family == "eagle3" and str(architecture).removesuffix("ForCausalLM") in _WITHOUT_EAGLE3:
             raise UserError(
                 f"vLLM cannot serve an EAGLE-3 head for the target architecture {architecture}: expected one that "
                 "hands out auxiliary hidden states there, as Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
@@ -68,22 +54,4 @@ class VLLM(Engine):
         if family not in cls.families or (drafting == SAMPLED and family == "medusa"):
             return None
         config = {"method": cls.families[family], "model": directory, "num_speculative_tokens": num_draft_tokens}
-        return json.dumps(config | (SAMPLED_DRAFTS if drafting == SAMPLED else {}))
-
-    def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
-        """The server's command line and the same in Python."""
-        config = self.flags(layout.family, directory, num_draft_tokens)
-        drafting = (
-            "vLLM drafts no trees and samples no Medusa heads: it runs the most likely token of each, as a chain, at "
-            "every temperature.\n"
-            if layout.family == "medusa"
-            else "Above temperature 0 vLLM drafts the most likely tokens all the same; with "
-            f"`{json.dumps(SAMPLED_DRAFTS)[1:-1]}` in the configuration it samples its drafts.\n"
-        )
-        return (
-            f"```bash\nvllm serve {target} --dtype {layout.dtype} --speculative-config '{config}'\n```\n\n"
-            f"```python\nfrom vllm import LLM\n\nllm = LLM(model={json.dumps(target)}, "
-            f"dtype={json.dumps(layout.dtype)}, speculative_config={config})\n```\n\n"
-            "vLLM reports `vllm:spec_decode_num_drafts` and `vllm:spec_decode_num_accepted_tokens`: "
-            f"acceptance length = 1 + accepted / drafts.\n\n{drafting}"
-        )
+        return json.dumps(config | (cls.sampled_drafts if drafting == SAMPLED else {}))

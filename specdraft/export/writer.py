@@ -20,7 +20,6 @@ from specdraft.export.model_card import model_card
 from specdraft.files import atomic_directory
 
 CONFIG, CARD = "config.json", "README.md"
-_ANY_WEIGHTS = ("model.safetensors", medusa.WEIGHTS)
 
 # By the class itself: an engine computes what these compute, and not what a class derived from one may.
 _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] = {
@@ -46,8 +45,8 @@ def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = N
     _check_output(output)
     target: dict[str, Any] = trained.get("extra", {}).get("target", {})
     layout = layout_for(drafter, target, engine, output)
-    evaluation = next((path for path in _evaluations(source) if path.is_file()), None)
-    card = model_card(trained, layout, engine, output, evaluation)
+    evaluations = [folder / "evaluation.json" for folder in (source, source.parent)]
+    card = model_card(trained, layout, engine, output, next(filter(Path.is_file, evaluations), None))
     with atomic_directory(output) as temporary:
         save_file(layout.tensors, temporary / layout.weights, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
@@ -71,17 +70,11 @@ def layout_for(drafter: Drafter, target: Mapping[str, Any], engine: Engine, outp
     return engine.accept(_LAYOUTS[type(drafter)](drafter, target, dtype), target, output)
 
 
-def _evaluations(checkpoint: Path) -> tuple[Path, Path]:
-    return checkpoint / "evaluation.json", checkpoint.parent / "evaluation.json"
-
-
 def _check_output(output: Path) -> None:
     # The directory is replaced as a whole: `output=.` must not cost anyone their files.
     if not output.exists():
         return
     held = {entry.name for entry in output.iterdir()} if output.is_dir() else {output.name}
-    if held and held not in [{CONFIG, CARD, weights} for weights in _ANY_WEIGHTS]:
-        raise UserError(
-            f"{output} exists and is not an earlier export (it holds {', '.join(sorted(held)[:3])}): "
-            "expected a new or empty directory, or an earlier export, which is replaced"
-        )
+    if held and held not in [{CONFIG, CARD, weights} for weights in ("model.safetensors", medusa.WEIGHTS)]:
+        wrong = f"{output} exists and is not an earlier export (it holds {', '.join(sorted(held)[:3])})"
+        raise UserError(f"{wrong}: expected a new or empty directory, or an earlier export, which is replaced")

@@ -26,7 +26,6 @@ UNTESTED = {
 }
 UNTESTED = {f"specdraft.export.{name}": reason for name, reason in UNTESTED.items()} | {
     "specdraft.commands.export": "tests/export/test_export_command.py: beside the checkpoints that it exports",
-    "specdraft.evaluation.environment": "what it finds is this machine",
     "specdraft.evaluation.evaluation": "tests/evaluation/test_evaluator.py: it holds what the evaluator gives",
     **{f"specdraft.evaluation.speedup.{name}": _MODEL for name in ("advice", "measure", "step_times")},
 }

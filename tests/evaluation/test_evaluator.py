@@ -16,8 +16,7 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, write_report
-from specdraft.evaluation.report.html import html
-from specdraft.evaluation.report.table import table
+from specdraft.evaluation.report.pages import html, table
 from specdraft.evaluation.speedup.model import CostSettings
 from specdraft.export.transformers import Transformers
 from specdraft.export.vllm import VLLM

@@ -14,7 +14,7 @@ from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import ALLOWED_ULPS, Difference, first_difference
-from specdraft.evaluation.report.html import html
+from specdraft.evaluation.report.pages import html
 from specdraft.evaluation.results import Request, summarize
 from specdraft.targets import Target
 from tests.fakes import tiny_llama

@@ -24,16 +24,12 @@ def all_charts(evaluation: Record) -> Iterator[Chart]:
 def cost_charts(evaluation: Record) -> Iterator[Chart]:
     """Speedup by K, by size of the tree, and by batch size: as modeled, and where it was measured."""
     models = [(f"{each['drafter']}, temperature {each['temperature']:g}", each) for each in evaluation["cost_models"]]
-    for kind, caption, label in (
-        ("chain", "By length of the chain, one request", "drafted tokens K"),
-        ("tree", "By size of the tree, one request", "nodes of the tree"),
-    ):
-        series = []
+    for kind, size, label in (("chain", "length", "drafted tokens K"), ("tree", "size", "nodes of the tree")):
+        caption, series = f"By {size} of the {kind}, one request", []
         for number, (name, model) in enumerate(models):
             modeled = [each for each in model["predictions"] if each["batch_size"] == 1 and each["kind"] == kind]
-            drafts = [(model["drafter"], model["temperature"], each["draft"]) for each in modeled]
-            checks = evaluation["checks"]
-            measured = [each for each in checks if (each["drafter"], each["temperature"], each["draft"]) in drafts]
+            drafts = [_draft(model | each) for each in modeled]
+            measured = [each for each in evaluation["checks"] if _draft(each) in drafts]
             series.append(Series(name, _points(modeled, "tokens", "speedup"), number=number))
             series.append(Series(f"{name}, measured", _points(measured, "tokens", "speedup"), False, number))
         chart = Chart(caption, "lines", series, label, one=True)
@@ -92,6 +88,10 @@ def _points(records: Sequence[Record], place: str, value: str) -> list[Point]:
     return [Point(each[place], each[value], each.get(f"{value}_interval")) for each in records]
 
 
+def _draft(record: Record) -> tuple[Any, ...]:
+    return record["drafter"], record["temperature"], record["draft"]
+
+
 def _in_order(records: Sequence[Record], key: str) -> list[Any]:
     return list(dict.fromkeys(each[key] for each in records))
 
@@ -109,10 +109,8 @@ def check_png() -> None:
     try:
         import resvg_py  # noqa: F401
     except ImportError:
-        raise UserError(
-            "png=true draws charts with resvg_py, which is not installed: pip install 'specdraft[plots]', or set "
-            "png=false"
-        ) from None
+        missing = "png=true draws charts with resvg_py, which is not installed"
+        raise UserError(f"{missing}: pip install 'specdraft[plots]', or set png=false") from None
 
 
 def write_png(evaluation: Record, folder: Path, width: int = 1020) -> list[Path]:

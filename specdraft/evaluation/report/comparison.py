@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 
 from specdraft.errors import UserError
 from specdraft.evaluation.evaluator import family
-from specdraft.evaluation.report.html import html
-from specdraft.files import atomic_file
+from specdraft.evaluation.report.pages import html
+from specdraft.files import write_text
 
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
@@ -27,11 +27,12 @@ def names(drafters: "Sequence[Drafter]", checkpoints: Sequence[str]) -> "dict[st
     """
     if len(set(checkpoints)) < len(checkpoints):
         raise UserError(f"checkpoint={list(checkpoints)} names a drafter twice: expected different ones")
-    named: dict[str, Drafter] = {family(drafters[0]): drafters[0]}
+    first = family(drafters[0])
+    named: dict[str, Drafter] = {}
     for drafter, checkpoint in zip(drafters[1:], checkpoints[1:], strict=True):
         name = family(drafter)
-        named[name if name not in named else f"{name} {_run(checkpoint)}"] = drafter
-    return dict(list(named.items())[1:])
+        named[f"{name} {_run(checkpoint)}" if name in (first, *named) else name] = drafter
+    return named
 
 
 def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -40,25 +41,23 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     evaluations: as ``evaluation.json`` holds them. Raises UserError unless they decoded the same prompts alike.
     """
     first = evaluations[0]
-    for other in evaluations[1:]:
-        for key in _ALIKE:
-            expected, found = first["settings"].get(key), other["settings"].get(key)
+    for key in _ALIKE:
+        expected, *others = (each["settings"].get(key) for each in evaluations)
+        for found in others:
             if found != expected:
-                raise UserError(
-                    f"evaluations differ in {key} ({expected} and {found}): expected the same prompts decoded in the "
-                    "same way, or there is nothing to compare"
-                )
+                wrong = f"evaluations differ in {key} ({expected} and {found})"
+                raise UserError(f"{wrong}: expected the same prompts, decoded alike; compare such evaluations")
     checkpoints = [each["settings"]["checkpoint"] for each in evaluations]
     together = first | {"settings": first["settings"] | {"compared": checkpoints[1:]}}
     for kind in _GATHERED:
         together[kind] = []
         for each, checkpoint in zip(evaluations, checkpoints, strict=True):
             own = each["results"][0]["drafter"]
-            name = {"drafter": f"{own} {_run(checkpoint)}"}
+            name = f"{own} {_run(checkpoint)}"
             for record in each[kind]:
                 if record["drafter"] == own:
-                    label = {"label": record["label"].replace(own, name["drafter"], 1)} if "label" in record else {}
-                    together[kind].append(record | name | label)
+                    label = {"label": record["label"].replace(own, name, 1)} if "label" in record else {}
+                    together[kind].append(record | {"drafter": name} | label)
         together[kind] += [record for record in first[kind] if record["drafter"] != first["results"][0]["drafter"]]
     return together
 
@@ -70,12 +69,9 @@ class ComparisonPage(Callback):
         """Gather the evaluations that the runs left."""
         folder = Path(config.hydra.sweep.dir)
         found = sorted(folder.glob("*/evaluation.json"), key=lambda path: (len(path.parent.name), path.parent.name))
-        if len(found) < 2:
-            return
-        page = html(gather([json.loads(path.read_text(encoding="utf-8")) for path in found]))
-        with atomic_file(folder / "comparison.html") as temporary:
-            temporary.write_text(page, encoding="utf-8")
-        print(f"comparison: {folder / 'comparison.html'}")
+        if len(found) > 1:
+            page = html(gather([json.loads(path.read_text(encoding="utf-8")) for path in found]))
+            print(f"comparison: {write_text(folder / 'comparison.html', page)}")
 
 
 def _run(checkpoint: str) -> str:

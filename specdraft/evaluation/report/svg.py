@@ -7,7 +7,7 @@ from itertools import count, takewhile
 from math import floor
 from typing import Any, Literal
 
-from specdraft.evaluation.report.rendering import render
+from specdraft.rendering import render
 
 _COLORS = 4  # that the template has
 
@@ -79,7 +79,7 @@ class Chart:
 
     def to_svg(self) -> str:
         """The chart as a file of its own, on white."""
-        return render("chart.svg.jinja", chart=self)
+        return render("evaluation/report/templates/chart.svg.jinja", chart=self)
 
 
 def round_ticks(low: float, high: float) -> list[float]:

@@ -30,7 +30,8 @@ class Advice:
     @property
     def sentence(self) -> str:
         """The advice in words."""
-        figures = [f"{gain:.2f} times as fast at temperature {t}{self._how(t)}" for t, gain in self.expected.items()]
+        how = {t: f" with {self.drafting} drafts" if float(t) else "" for t in self.expected}
+        figures = [f"{gain:.2f} times as fast at temperature {t}{how[t]}" for t, gain in self.expected.items()]
         expected = " and ".join(figures)
         if self.num_speculative_tokens is None:
             return f"Do not draft with {self.drafter} here: the best chain is expected to decode {expected}."
@@ -44,9 +45,6 @@ class Advice:
         losing = " and ".join(t for t, gain in self.expected.items() if gain < 1)
         unless = f" At temperature {losing} it loses: do not draft there." if losing else ""
         return start + end + more + unless
-
-    def _how(self, temperature: str) -> str:
-        return f" with {self.drafting} drafts" if float(temperature) else ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -65,7 +63,7 @@ def advise(
     best = first.best(1)
     if best is None:
         return None
-    k = best.tokens
+    k, gains = best.tokens, best.speedup > 1
     expected = {
         f"{model.temperature:g}": each.speedup
         for model in models
@@ -75,16 +73,7 @@ def advise(
     loses = first.loses_from()
     gaining = [size for size in first.target_step_seconds if loses is None or size < loses]
     longest = max(each.tokens for each in first.predictions if each.kind == "chain")
-    flags = None
-    if best.speedup > 1 and (engine is None or isinstance(engine, VLLM)):
-        flags = VLLM.flags(family, "EXPORT_DIRECTORY", k, drafting)
-    return Advice(
-        first.drafter,
-        drafting,
-        k if best.speedup > 1 else None,
-        expected,
-        max(gaining, default=0),
-        loses,
-        longest == k,
-        flags,
-    )
+    for_vllm = gains and (engine is None or isinstance(engine, VLLM))
+    flags = VLLM.flags(family, "EXPORT_DIRECTORY", k, drafting) if for_vllm else None
+    served, most = k if gains else None, max(gaining, default=0)
+    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, flags)

@@ -77,14 +77,12 @@ def costs(
         ranks = draft_ranks(drafter, target, _answers(requests), shape.depth, _TOP)
         accuracies = rank_accuracies(ranks, shape.depth, _TOP)
         trees = [tree_from_accuracies(accuracies, size) for size in cost.tree_sizes]
-        replayed = {
-            each: replayed_acceptance_length(ranks, each)
-            for each in [*(StaticTree.chain(k) for k in range(1, len(accuracies) + 1)), *trees]
-        }
+        lengths = range(1, len(accuracies) + 1)
+        replayed = [replayed_acceptance_length(ranks, StaticTree.chain(k)) for k in lengths]
         # The sample of answers may be easier or harder than all of them.
-        scale = chains[-1] / replayed[StaticTree.chain(len(chains))] if len(chains) == len(accuracies) else 1.0
-        chains = [scale * replayed[StaticTree.chain(k)] for k in range(1, len(accuracies) + 1)]
-        others.update((tree, scale * replayed[tree]) for tree in trees if not tree.is_chain)
+        scale = chains[-1] / replayed[-1] if len(chains) == len(replayed) else 1.0
+        chains = [scale * each for each in replayed]
+        others.update((tree, scale * replayed_acceptance_length(ranks, tree)) for tree in trees if not tree.is_chain)
     sampled = shape.sampled if isinstance(shape, StaticTree) else True
     timed: list[Shape] = [StaticTree.chain(k, sampled) for k in measured_lengths(len(chains))] if chains else []
     timer = StepTimer(target, drafter, text, [*timed, *others], cost.batch_sizes, sampling, rule)
@@ -100,8 +98,6 @@ def typical_text(requests: Sequence[Request]) -> list[int]:
 
 def _answers(requests: Sequence[Request]) -> list[Answer]:
     """Whole answers, from requests that lie evenly among all, until they hold enough tokens."""
-    answers: list[Answer] = [
-        (request.prompt_ids, request.baseline.tokens) for request in requests if len(request.baseline.tokens) > 1
-    ]
-    every = max(1, round(sum(len(answer) for _, answer in answers) / _DRAFTED_AGAIN))
-    return answers[::every]
+    whole = [request for request in requests if len(request.baseline.tokens) > 1]
+    every = max(1, round(sum(len(request.baseline.tokens) for request in whole) / _DRAFTED_AGAIN))
+    return [(request.prompt_ids, request.baseline.tokens) for request in whole[::every]]

@@ -137,9 +137,8 @@ def predict(
     def add(batch_size: int, shape: Shape, acceptance_length: float, time: StepTime) -> None:
         if acceptance_length != acceptance_length:  # answers too short to tell
             return
-        chain = isinstance(shape, StaticTree) and shape.is_chain
+        kind = "chain" if isinstance(shape, StaticTree) and shape.is_chain else "tree"
         gain = predicted_speedup(acceptance_length, time.draft, time.verify, steps[batch_size])
-        kind = "chain" if chain else "tree"
         row = (batch_size, str(shape), kind, shape.num_nodes, acceptance_length, time.draft, time.verify, gain)
         predictions.append(Prediction(*row))
 
@@ -151,11 +150,9 @@ def predict(
         }
         lengths = sorted(measured)
         for k, acceptance_length in enumerate(chains if measured else (), start=1):
-            draft, verify = (
-                float(np.interp(k, lengths, [getattr(measured[length], name) for length in lengths]))
-                for name in ("draft", "verify")
-            )
-            add(batch_size, StaticTree.chain(k), acceptance_length, StepTime(draft, verify))
+            draft = np.interp(k, lengths, [measured[length].draft for length in lengths])
+            verify = np.interp(k, lengths, [measured[length].verify for length in lengths])
+            add(batch_size, StaticTree.chain(k), acceptance_length, StepTime(float(draft), float(verify)))
         for shape, acceptance_length in others.items():
             if (batch_size, shape) in times:
                 add(batch_size, shape, acceptance_length, times[batch_size, shape])

@@ -84,10 +84,8 @@ def rank_accuracies(ranks: Sequence[Sequence[Ranks]], depth: int, top: int) -> l
             if rank is not None:
                 hits[level, rank] += 1
     if not tried[0]:
-        raise UserError(
-            f"a draft tree cannot be measured on {len(ranks)} prompts whose answers end with their first token or do "
-            "not fit the target's context: expected answers to draft"
-        )
+        why = "whose answers end with their first token or do not fit the target's context: expected answers to draft"
+        raise UserError(f"a draft tree cannot be measured on {len(ranks)} prompts {why}")
     deepest = max(1, int((hits.sum(-1) > 0).sum()))
     return (hits[:deepest] / tried[:deepest]).tolist()
 

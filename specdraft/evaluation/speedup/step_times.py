@@ -83,11 +83,8 @@ class StepTimer:
 
     def times(self) -> dict[Cell, StepTime]:
         """Means of what was measured. A cell is absent if its text ended at once."""
-        return {
-            cell: StepTime(draft / rounds, verify / rounds)
-            for cell, (rounds, draft, verify) in self._sums.items()
-            if rounds
-        }
+        sums = self._sums.items()
+        return {cell: StepTime(draft / n, verify / n) for cell, (n, draft, verify) in sums if n}
 
     def _time(self, batch_size: int, shape: Shape | None) -> tuple[int, float, float]:
         """Rounds of one pass, seconds of drafting and of verifying in them."""

@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from specdraft.decoding.metrics import AcceptanceCounts, acceptance_length
 from specdraft.decoding.trace import Trace, segments
-from specdraft.evaluation.report.token_view import page
+from specdraft.evaluation.report.pages import answer_page
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
@@ -46,7 +46,7 @@ def sample_row(category: str, trace: Trace, length: int, tokenizer: Any) -> list
     """Category, prompt, the first ``length`` tokens of the answer as a page, and its acceptance length."""
     prompt = " ".join(map(str, trace.prompt)) if tokenizer is None else str(tokenizer.decode(trace.prompt))
     accepted = acceptance_length(sum(each.accepted for each in trace.rounds), len(trace.rounds))
-    return [category, prompt, page(segments(trace, length, tokenizer)), accepted if trace.rounds else None]
+    return [category, prompt, answer_page(segments(trace, length, tokenizer)), accepted if trace.rounds else None]
 
 
 def _position_rows(step: int, counts: AcceptanceCounts) -> list[list[Any]]:

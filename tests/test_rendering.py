@@ -3,13 +3,15 @@
 import pytest
 from jinja2 import UndefinedError
 
-from specdraft.evaluation.report.rendering import render
+from specdraft.rendering import render
 
 
 def test_a_missing_value_is_an_error():
     with pytest.raises(UndefinedError, match="'segments' is undefined"):
-        render("answer.html.jinja")
+        render("evaluation/report/templates/answer.html.jinja")
 
 
 def test_values_are_escaped():
-    assert "<i>&lt;b&gt;</i>" in render("answer.html.jinja", segments=[{"text": "<b>", "status": "own"}])
+    assert "<i>&lt;b&gt;</i>" in render(
+        "evaluation/report/templates/answer.html.jinja", segments=[{"text": "<b>", "status": "own"}]
+    )
