@@ -32,9 +32,7 @@ UNREAD = 141  # and of a program whose output nobody reads any more, as with "| 
 
 def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
     """Like ``hydra.main`` for ``conf/name.yaml``; bad input prints ``error: ...`` and exits 2, Ctrl-C exits 130.
-
-    What the task returns is what a Hydra sweeper optimizes. ``plan=true`` leaves no run directory.
-    """
+    What the task returns is what a Hydra sweeper optimizes. ``plan=true`` leaves no run directory."""
 
     def decorate(task: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @functools.wraps(task)

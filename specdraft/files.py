@@ -67,9 +67,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 @contextmanager
 def exclusive(path: Path, wait: bool = True) -> Iterator[bool]:
     """Hold the lock file ``path``, which one process at a time can; yields whether it is held.
-
-    Without ``wait`` a lock held elsewhere yields False at once. The kernel releases the lock of a killed process.
-    """
+    Without ``wait`` a lock held elsewhere yields False at once. The kernel releases the lock of a killed process."""
     make_directory(path.parent)
     while True:
         with path.open("w") as file:
@@ -96,9 +94,7 @@ def read_json(path: Path) -> Any:
 
 def member(folder: Path, name: str) -> Path:
     """The file ``name`` of ``folder``. Raises UserError for a name or a link that leads out of the folder.
-
-    A snapshot in the hub's cache consists of links to ``blobs/`` beside it, which are its own.
-    """
+    A snapshot in the hub's cache consists of links to ``blobs/`` beside it, which are its own."""
     home = folder.resolve()
     places = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
     try:

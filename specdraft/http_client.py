@@ -42,10 +42,8 @@ class _TransientError(Exception):
 
 class HttpClient:
     """The client of a server; a context manager, inside of which requests can be sent.
-
     Failures that may pass are tried again: 408, 409, 425, 429 (with its Retry-After), 5xx, timeouts, closed
-    connections, and bodies that are no whole JSON.
-    """
+    connections, and bodies that are no whole JSON."""
 
     def __init__(
         self,
@@ -63,8 +61,7 @@ class HttpClient:
         ``settings`` names their group and ``expected`` the kind of server, for messages. ``concurrency`` requests are
         sent side by side. ``timeout``: seconds that one request may take. ``attempts``: of one request; the k-th waits
         up to ``backoff`` * 2**k seconds for the next, or as long as the server asks, never above a minute.
-        ``api_key_variable`` names the environment variable that holds the key. Raises UserError.
-        """
+        ``api_key_variable`` names the environment variable that holds the key. Raises UserError."""
         if not url.startswith(("http://", "https://")):
             raise UserError(f"{settings}.url is {url!r}: expected the server's address, such as http://localhost:8000")
         if concurrency < 1 or attempts < 1 or timeout <= 0 or backoff < 0:
@@ -97,10 +94,8 @@ class HttpClient:
 
     def each(self, ask: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
         """Yield (number of the item, ``ask(item)``) as the answers arrive; ``ask`` calls ``request``.
-
         The first error is raised here and ends all other requests, as closing the iterator does: those that wait are
-        never sent, and those under way are hung up on.
-        """
+        never sent, and those under way are hung up on."""
 
         def work(item: Item) -> Answer:
             # Checked here, because the thread that reads the futures learns of a failure after the next was sent.
@@ -129,9 +124,7 @@ class HttpClient:
         self, method: str, path: str, payload: Mapping[str, Any] | None = None, check: Callable[[Any], object] = bool
     ) -> Any:
         """The server's JSON; where ``check`` of it raises an error of lookup or type, it is asked for again.
-
-        Raises RefusedError, or UserError where every attempt failed.
-        """
+        Raises RefusedError, or UserError where every attempt failed."""
         for attempt in range(1, self.attempts + 1):
             try:
                 return self._request_once(method, path, payload, check)

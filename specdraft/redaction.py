@@ -1,7 +1,6 @@
 """No secret is written down: not in configurations that are saved, not in results, logs or messages.
 
-A secret is the value of a setting or of an environment variable whose name says so (``api_key``, ``HF_TOKEN``).
-"""
+A secret is the value of a setting or of an environment variable whose name says so (``api_key``, ``HF_TOKEN``)."""
 
 import os
 import re
@@ -34,9 +33,7 @@ def redact_text(text: str) -> str:
 
 def literal_secrets(settings: Any, prefix: str = "") -> Iterator[str]:
     """Names of the settings whose secret is written out and not an interpolation (``${oc.env:NAME}``).
-
-    ``settings``: plain containers, not resolved.
-    """
+    ``settings``: plain containers, not resolved."""
     pairs: Iterable[tuple[Any, Any]] = settings.items() if isinstance(settings, Mapping) else enumerate(settings)
     for key, value in pairs:
         name = f"{prefix}{key}"

@@ -18,7 +18,5 @@ _ENVIRONMENT.filters["json"] = json.dumps
 
 def render(template: str, **values: Any) -> str:
     """The text of a template, named by its path in the package; values are escaped but in plain text and Markdown.
-
-    Raises jinja2's UndefinedError where a value is missing.
-    """
+    Raises jinja2's UndefinedError where a value is missing."""
     return _ENVIRONMENT.get_template(template).render(values)

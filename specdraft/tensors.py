@@ -58,10 +58,8 @@ def _readable(path: Path) -> Iterator[None]:
 @contextmanager
 def keeping_buffers(module: nn.Module) -> Iterator[None]:
     """Inside, casts of the parameters move floating-point buffers to their device and leave their dtype as it is.
-
     They hold rotary frequencies, which ``from_pretrained`` and engines keep in float32: rounded to bfloat16, the angle
-    at position 1,000 is another than in training.
-    """
+    at position 1,000 is another than in training."""
     buffers = [
         (owner, name, buffer)
         for owner in module.modules()

@@ -1,7 +1,6 @@
 """``specdraft dashboard project=NAME``: give a W&B project the view of ``conf/dashboard.yaml``.
 
-Each call makes a view of its own; what others have arranged in the project stays.
-"""
+Each call makes a view of its own; what others have arranged in the project stays."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """``specdraft regenerate target=... data=...``: let the target answer the training prompts beforehand.
 
-``train.py`` with the same target and data then finds the answers in the cache.
-"""
+``train.py`` with the same target and data then finds the answers in the cache."""
 
 import json
 from collections.abc import Iterator

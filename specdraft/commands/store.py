@@ -1,7 +1,6 @@
 """``specdraft store data.store=DIR ...``: compute hidden states once, for many trainings.
 
-Several processes, under torchrun or started one by one, share the shards.
-"""
+Several processes, under torchrun or started one by one, share the shards."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,6 @@
 """The DataModule: everything between a source and batches, done before training starts.
 
-R = packed sequences, T = tokens in a sequence, B = sequences in a batch, V = target vocabulary.
-"""
+R = packed sequences, T = tokens in a sequence, B = sequences in a batch, V = target vocabulary."""
 
 from collections.abc import Callable, Iterable
 from contextlib import closing

@@ -5,8 +5,7 @@ R = packed sequences, T = tokens in a sequence, S = segments, E = examples, N = 
 Best-fit decreasing: examples from long to short, each into the fullest sequence that still takes it. An example longer
 than a sequence becomes several pieces, each a document of its own, so that every token to learn is learned once, most
 of them with their context. A sequence is a list of segments of the flat, memory-mapped tokens of
-``tokenization/cache.py``, and its tensors are made when it is asked for.
-"""
+``tokenization/cache.py``, and its tensors are made when it is asked for."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -189,7 +188,6 @@ def padding(count: int, sequence_length: int) -> Batch:
 
 
 def _segments(flat: Flat, short: npt.NDArray[np.bool_], long: npt.NDArray[np.bool_], length: int) -> Segments:
-    """Short examples as they are and the pieces of the long ones, in the order of the examples."""
     begins = np.cumsum(flat.lengths, dtype=np.int64) - flat.lengths
     numbers = np.flatnonzero(long)
     pieces = [

@@ -43,10 +43,8 @@ class Split:
 @dataclass(frozen=True)
 class Preparation:
     """What decides the packed sequences, besides the target; the settings of ``data=``.
-
     ``limit`` and ``validation_limit`` count conversations; None takes all. ``num_proc`` processes tokenize (None: one
-    per core, at most 8). ``benchmark`` holds questions: conversations that overlap with one are left out.
-    """
+    per core, at most 8). ``benchmark`` holds questions: conversations that overlap with one are left out."""
 
     source: Source
     sequence_length: int = 512
@@ -62,7 +60,6 @@ class Preparation:
     benchmark: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible settings."""
         if self.num_proc is not None and self.num_proc < 1:
             raise UserError(f"data.num_proc is {self.num_proc}: expected a positive number of processes, or null")
         _ = self.generation

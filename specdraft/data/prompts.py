@@ -1,7 +1,6 @@
 """Benchmark prompts: held-out functions of the standard library, or a user's JSON Lines file.
 
-Everything that can be wrong with a prompt is found before the first one is decoded.
-"""
+Everything that can be wrong with a prompt is found before the first one is decoded."""
 
 import sys
 from collections.abc import Sequence

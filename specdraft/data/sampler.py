@@ -15,8 +15,7 @@ class ResumableSampler(Sampler[int]):
     The epoch's permutation depends on seed and epoch alone. Each rank takes its part of each global batch of
     ``batch_size * world_size`` sequences, so that two ranks see together what one rank with twice the batch size sees;
     ``accumulate`` consecutive ones make an optimizer step. Sequences that do not fill a last step wait for another
-    epoch's permutation. Lightning calls ``set_epoch``.
-    """
+    epoch's permutation. Lightning calls ``set_epoch``."""
 
     def __init__(
         self,
@@ -49,7 +48,6 @@ class ResumableSampler(Sampler[int]):
         return self.sequences_per_epoch // self.world_size
 
     def __iter__(self) -> Iterator[int]:
-        """The sequences of this rank that are left in the epoch."""
         resumed, sequences = self._resumed or (-1, 0)
         done = sequences if resumed == self.epoch else 0
         for start in range(done, self.sequences_per_epoch - self.global_batch_size + 1, self.global_batch_size):

@@ -4,8 +4,7 @@ B = requests decoded side by side, n = tokens read in a pass, d = head size.
 
 transformers' dynamic cache copies all keys and values at every token; here each layer writes into a buffer that
 doubles when full and hands out views, so that a step costs what it writes, and rolling back costs nothing. The
-requests of a batch may have different lengths: each writes after its own end.
-"""
+requests of a batch may have different lengths: each writes after its own end."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -66,10 +65,8 @@ class _BufferedLayer(DynamicLayer):
 
 class RewindableCache(Cache):
     """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens a request (it grows beyond).
-
     Sliding-window layers are held whole: transformers' masks hide what lies outside the window, and a rejected draft
-    can then be undone, which a ring buffer cannot do.
-    """
+    can then be undone, which a ring buffer cannot do."""
 
     layers: list[_BufferedLayer]
 

@@ -6,8 +6,7 @@ target's cache. Requests accept different numbers of tokens, so they differ in l
 next one.
 
 Accounting is vLLM's: the prompt's pass emits the first token and is no round; every later target pass is one; drafted
-tokens that were accepted count even where they run past the end of text or the token limit.
-"""
+tokens that were accepted count even where they run past the end of text or the token limit."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -37,8 +36,7 @@ class Generation:
     divergence: per round, of a lossy rule on chains, the total variation of its first token from the target.
     Seconds: of the prompt's pass, of all rounds after it (each with what the drafter does there), and the drafter's
     share of the rounds. Requests that are decoded side by side share their rounds, and each counts them whole.
-    trace: the rounds themselves, if the decoder was asked for them.
-    """
+    trace: the rounds themselves, if the decoder was asked for them."""
 
     tokens: list[int]
     drafted: list[int] = field(default_factory=list)

@@ -10,8 +10,7 @@ round. Position i is the i-th drafted token of a round, counted from 1.
 - *draft acceptance rate* = accepted / drafted tokens; (tau - 1) / K when every round drafts K.
 
 Accepted tokens beyond the requested length or the end of text still count, as serving engines count them. Counts are
-sums: they add over prompts and ranks, and are divided once, at the end. A rate without a denominator is NaN.
-"""
+sums: they add over prompts and ranks, and are divided once, at the end. A rate without a denominator is NaN."""
 
 import math
 from copy import copy

@@ -1,7 +1,6 @@
 """Requests read side by side in one pass of a causal LM: padded ids, positions, and which keys each token sees.
 
-B = requests, m = tokens that a request reads, n = the most that one reads, S = keys of the longest request + n.
-"""
+B = requests, m = tokens that a request reads, n = the most that one reads, S = keys of the longest request + n."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -14,8 +14,7 @@ more and change the distribution.
 | | sampled siblings, with or without replacement: SpecInfer's multi-round rule (2305.09781) | exact |
 | | deterministic candidates: top-k trees, prompt lookup | exact |
 | ``Typical`` | any: Medusa's typical acceptance (2401.10774, section 2.3.1) | **lossy** |
-| ``Ears`` | any: rejection sampling with a tolerance for uncertain targets (2512.13194) | **lossy** |
-"""
+| ``Ears`` | any: rejection sampling with a tolerance for uncertain targets (2512.13194) | **lossy** |"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -64,11 +63,9 @@ def greedy(tree: DraftTree, best: Tensor) -> Verdict:
 
 def rejection_sampling(tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
     """Exact sampling for sampled and deterministic drafts, chains and trees.
-
     At every node the residual r starts as p. Each child x in turn is accepted with probability min(1, r(x) / q(x));
     when it is rejected r becomes norm(max(r - q, 0)) with the q that x was drawn from. A deterministic candidate is
-    the case q = point mass on x. If no child is left the correction (or bonus, below the last node) is drawn from r.
-    """
+    the case q = point mass on x. If no child is left the correction (or bonus, below the last node) is drawn from r."""
     return _walk(tree, p, generator, tolerance=0.0)
 
 
@@ -101,10 +98,8 @@ class LossyRule(ABC):
 @dataclass(frozen=True)
 class Ears(LossyRule):
     """**Lossy**: rejection sampling that also forgives draws which a strict rule rejects by chance.
-
     A child x is accepted if u - ``tolerance`` * (1 - max p) < r(x) / q(x), with u uniform (2512.13194): nothing is
-    forgiven where the target is sure, much where many tokens would do.
-    """
+    forgiven where the target is sure, much where many tokens would do."""
 
     tolerance: float = 0.1
 
@@ -127,10 +122,8 @@ class Ears(LossyRule):
 @dataclass(frozen=True)
 class Typical(LossyRule):
     """**Lossy**: accept whatever the target finds typical, however it was drafted.
-
     A node x is accepted if p(x) > min(``epsilon``, ``delta`` * exp(-H(p))) with the entropy H in nats. The longest
-    accepted path wins, among equals the one whose siblings come first; the token after it is sampled from p.
-    """
+    accepted path wins, among equals the one whose siblings come first; the token after it is sampled from p."""
 
     epsilon: float = 0.09
     delta: float = 0.3

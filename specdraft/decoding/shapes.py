@@ -1,8 +1,7 @@
 """The shapes that drafts can take: a chain, a tree known beforehand, or a tree that grows where the draft is sure.
 
 A shape says how many tokens to draft and where; ``drafters/draft_tree_builder.py`` grows a draft of that shape from any
-drafter that can tell what follows a node.
-"""
+drafter that can tell what follows a node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +17,8 @@ Path = tuple[int, ...]
 class StaticTree:
     """A tree known beforehand. A path names a node by its rank among its siblings at every level: ``(0, 2)`` is the
     third-best continuation of the best first token (the notation of Medusa, 2401.10774, section 2.3).
-
     sampled: at temperatures above 0 siblings are drawn from the draft's distribution, without replacement; else they
-    are its most likely tokens, which is what serving engines draft.
-    """
+    are its most likely tokens, which is what serving engines draft."""
 
     paths: tuple[Path, ...]
     sampled: bool = True
@@ -83,9 +80,7 @@ class StaticTree:
 class DynamicTree:
     """The tree of EAGLE-2 (2406.16858, section 4): at every level the ``top_k`` nodes of highest joint draft
     probability grow ``top_k`` children each; in the end the ``num_nodes`` most probable nodes of all are verified.
-
-    Its tokens are chosen, not sampled: a tree whose shape depends on sampled tokens would not be lossless.
-    """
+    Its tokens are chosen, not sampled: a tree whose shape depends on sampled tokens would not be lossless."""
 
     depth: int = 5
     top_k: int = 8
@@ -119,8 +114,7 @@ def tree_from_accuracies(accuracies: Sequence[Sequence[float]], num_nodes: int) 
     accuracies: ``[level][rank]``, how often the token of that rank at that level is the target's own choice, given
     that everything above it was. Greedy expansion: the node of greatest joint probability is added next (Medusa,
     2401.10774, section 2.3.3), which is best where accuracies fall from rank to rank, as a draft's own order has it.
-    Raises UserError if the accuracies are no probabilities, or leave no node.
-    """
+    Raises UserError if the accuracies are no probabilities, or leave no node."""
     if not accuracies or not all(0 <= accuracy <= 1 for level in accuracies for accuracy in level):
         raise UserError("a tree needs accuracies between 0 and 1 for every level and rank")
     # Of every open node, the joint probability of its parent and its own.

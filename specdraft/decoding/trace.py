@@ -1,7 +1,6 @@
 """A record of decoding, round by round: what was drafted, how much of it was accepted, what the target added.
 
-It is there to be looked at; counting needs no more than ``Generation``.
-"""
+It is there to be looked at; counting needs no more than ``Generation``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """Draft trees: what a drafter proposes and the target verifies in one forward pass.
 
 N = drafted nodes, V = target vocabulary. Masks, depths and children are derived from ``parents``, never stored beside
-it. A chain is a tree in which every node has one child.
-"""
+it. A chain is a tree in which every node has one child."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +21,7 @@ class DraftTree:
     level. Parents come before children, and siblings in the order in which they are to be tried.
 
     q: ``[N, V]`` fp32, the distribution that each token was drawn from, over the target vocabulary; of siblings drawn
-    without replacement, the renormalized rest at each draw. None if the tokens were chosen deterministically.
-    """
+    without replacement, the renormalized rest at each draw. None if the tokens were chosen deterministically."""
 
     tokens: Tensor
     parents: Tensor

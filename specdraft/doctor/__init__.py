@@ -14,10 +14,8 @@ def run_checks(
     loaded: LoadedDrafter, prompts: Sequence[Prompt], serving: Serving | None = None, max_new_tokens: int = 64
 ) -> dict[str, Finding]:
     """The finding of each check that applies to this drafter. ``prompts`` resemble the traffic that will be served.
-
     Raises UserError for a serving tokenizer that cannot be read, an unknown dtype, and prompts that do not fit the
-    context.
-    """
+    context."""
     serving = serving or Serving()
     loaded.drafter.eval()
     return check_files(loaded, serving) | check_predictions(loaded, serving, prompts, max_new_tokens)

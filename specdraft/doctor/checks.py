@@ -58,9 +58,7 @@ class LoadedDrafter:
     @classmethod
     def load(cls, path: str | Path, target: Target) -> "LoadedDrafter":
         """From a run, a drafter's directory, or an exported (or public) EAGLE-3 head.
-
-        Raises UserError for anything else, and for a head whose files contradict each other.
-        """
+        Raises UserError for anything else, and for a head whose files contradict each other."""
         if is_checkpoint(path):
             drafter, config = load_drafter(path)
             drafter.to(target.device, target.dtype)

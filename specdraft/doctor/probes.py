@@ -2,8 +2,7 @@
 
 P = prompts. Expected acceptance at step s is the mean of 1 - TV(p, q) over the positions that step s of the
 training-time test predicts, with the answer's own tokens before them. If the same weights predict the answers better
-with neighboring layers or the other norm, with a confidence of 99 %, then the head was trained with those.
-"""
+with neighboring layers or the other norm, with a confidence of 99 %, then the head was trained with those."""
 
 from collections.abc import Mapping, Sequence
 
@@ -70,9 +69,7 @@ def acceptance(
     head: Eagle3, loaded: LoadedDrafter, answers: Sequence[Batch], layers: Sequence[int] | None = None
 ) -> Tensor:
     """Expected acceptance in the first two steps, reading these layers of the target (None: the head's own).
-
-    Sum and number of positions for each prompt, ``[2, P, 2]`` float64.
-    """
+    Sum and number of positions for each prompt, ``[2, P, 2]`` float64."""
     sums, head.ttt_steps = [], 2  # whatever it was trained with
     for batch in answers:
         features = batch.features(loaded.target, layers or head.layers)
@@ -161,7 +158,6 @@ def _compared(setting: str, own: Tensor, others: Mapping[str, Tensor], mend: str
 
 
 def _undiminished(change: str, found: Tensor, own: Tensor, mend: str) -> Finding:
-    """A fault if the change lowers acceptance."""
     said = f"expected acceptance {mean(found):.3f} with {change}, {mean(own):.3f} without"
     alike = mean(found) >= mean(own) * _WORSE  # not so for NaN
     return ok(said) if alike else fault(f"{said}: expected nearly the same; {mend}")

@@ -6,8 +6,7 @@ A packed batch ``[B, T]`` is read as one flat sequence of R = B*T positions:
     and predicts token r+2+s, so that its teacher is the target's distribution at position r+1+s.
 
 That is what happens when serving: the target has emitted token r+1 from feature r; the head drafts r+2, r+3, ...
-(EAGLE-3, 2503.01840, section 3.2.)
-"""
+(EAGLE-3, 2503.01840, section 3.2.)"""
 
 from typing import NamedTuple
 
@@ -35,7 +34,6 @@ def count_supervised(batch: Batch, num_steps: int) -> Tensor:
 
 def align(batch: Batch, num_steps: int) -> Alignment:
     """Align a batch for ``num_steps`` steps.
-
     Position r is supervised at step s if tokens r+1 .. r+2+s are all to be learned and of r's own document: r+1 because
     a draft only ever starts after a token that the target emitted, the rest because drafting has gone on until there.
     """

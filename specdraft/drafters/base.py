@@ -27,10 +27,8 @@ class TrainingLoss(NamedTuple):
 
 class Drafter(nn.Module, ABC):
     """A drafter. The same module trains, decodes and is exported.
-
     Decoding: ``start`` makes the state of one request; after every target pass ``advance`` hands over the tokens that
-    were emitted and the features of the positions before them; ``draft`` proposes what comes next.
-    """
+    were emitted and the features of the positions before them; ``draft`` proposes what comes next."""
 
     layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states the drafter reads; empty if none."""

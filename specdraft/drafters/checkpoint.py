@@ -1,8 +1,7 @@
 """A trained drafter on disk: ``config.json`` and ``model.safetensors``, the drafter alone, in fp32.
 
 The configuration says which class to build with which arguments, whose target it belongs to, and under which settings
-it was trained, so that ``evaluate.py checkpoint=PATH`` needs nothing else.
-"""
+it was trained, so that ``evaluate.py checkpoint=PATH`` needs nothing else."""
 
 import importlib
 import json

@@ -4,8 +4,7 @@ B = batch or requests, T = tokens, R = B*T positions of the flat batch, n = supe
 the draft's hidden size, V = vocabulary.
 
 The draft has the target's tokenizer and vocabulary. Position r predicts token r+1, and its teacher is the target's
-distribution at the same position. ``LanguageModel`` runs it in training and in decoding, as it runs the target.
-"""
+distribution at the same position. ``LanguageModel`` runs it in training and in decoding, as it runs the target."""
 
 import copy
 import json
@@ -55,8 +54,7 @@ class DraftModel(BatchDrafter):
     - With ``lora`` only adapters are trained. They stay apart while training, as what resumes must be the module as
       trained; what is decoded with, saved and exported is ``served``, with the adapters merged: as fast as a model
       that never had any, and rebuilt without the checkpoint that training started from.
-    - Tied embeddings are one tensor in the state dict, under the name of the embedding.
-    """
+    - Tied embeddings are one tensor in the state dict, under the name of the embedding."""
 
     training_options = frozenset({"attn_implementation", "divergence", "on_policy", "activation_checkpointing"})
     reads_every_last = False
@@ -72,10 +70,8 @@ class DraftModel(BatchDrafter):
     ) -> None:
         """Build with random weights. ``on_policy``: the share of documents whose answer the draft continues itself.
         ``activation_checkpointing``: keep each layer's input alone for backward, and run the layer again there.
-
         Raises UserError for a configuration or LoRA options that transformers or peft refuse, a head that the loss
-        cannot fuse, an unknown divergence, or a share outside 0..1.
-        """
+        cannot fuse, an unknown divergence, or a share outside 0..1."""
         arguments = constructor_arguments(locals())
         super().__init__()
         if not 0 <= on_policy <= 1:
@@ -117,8 +113,7 @@ class DraftModel(BatchDrafter):
         - checkpoint: a sibling, a local directory or hub id with its tokenizer, adapted by ``lora`` if given. On the
           meta device its configuration is ``shape``, if given, so that a plan needs no hub.
 
-        Raises UserError for a pruned vocabulary, bad options, and a sibling of another vocabulary.
-        """
+        Raises UserError for a pruned vocabulary, bad options, and a sibling of another vocabulary."""
         if draft_vocabulary is not None and len(draft_vocabulary) != target.vocab_size:
             given = f"the draft vocabulary has {len(draft_vocabulary)} of {target.vocab_size} ids"
             raise UserError(f"{given}: an independent draft shares all; expected model.draft_vocab_size=null")

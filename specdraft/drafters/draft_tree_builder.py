@@ -6,8 +6,7 @@ A drafter gives the logits after the last emitted token, and a function that rea
 logits after each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way.
 
 A growing draft is a generator that yields the level to be read next and is sent its logits, so that the drafts of
-several requests can grow in step and be read in one pass.
-"""
+several requests can grow in step and be read in one pass."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -22,11 +21,9 @@ from specdraft.decoding.tree import ROOT, DraftTree
 
 class Level(NamedTuple):
     """Nodes that a drafter is to read.
-
     tokens: ``[m]`` target ids. parents: ``[m]`` each node's parent, as an index into the level read before (all 0
     on the first level: the last emitted token). depth: of the level, from 1. seen: bool ``[m, D]`` which of all nodes
-    read so far, this level's at the end, each node may attend to: its ancestors and itself; None on a chain.
-    """
+    read so far, this level's at the end, each node may attend to: its ancestors and itself; None on a chain."""
 
     tokens: Tensor
     parents: Tensor

@@ -8,8 +8,7 @@ R = positions of the flat batch, n = positions of a head, m = nodes of a level, 
   the target's own rows: an untrained head says what the target says at its position (2401.10774, section 2.1).
 - The logit scale of a target (Cohere, Granite) is part of those first rows, because serving engines apply none to a
   head. A soft-cap cannot be part of a linear projection; it keeps the order of tokens, and training fits the rest.
-- One ``hidden`` serves training and decoding.
-"""
+- One ``hidden`` serves training and decoding."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,7 @@ from it and those drafted on the node's own path (section 3). The embedding is b
 
 The embeddings are brought to unit RMS first. Those of the embedded target are 25 times smaller than the hidden state
 beside them, and a layer that begins with zeros learns to hear them late: after 100 steps the expected acceptance of
-the second drafted token was 0.25, and 0.38 with unit RMS.
-"""
+the second drafted token was 0.25, and 0.38 with unit RMS."""
 
 import torch
 from torch import Tensor, nn

@@ -2,8 +2,7 @@
 
 All levels of a draft come from one hidden state at once. A head cannot know what was drafted above it, so its tokens
 are best laid out as a tree of the likeliest combinations (section 2.1.2; ``decoding/shape=measured_tree``). Here
-the target stays frozen: Medusa-1.
-"""
+the target stays frozen: Medusa-1."""
 
 from torch import Tensor
 

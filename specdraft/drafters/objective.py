@@ -1,7 +1,6 @@
 """What trained drafters minimize, and what they count on the way: one function for all of them.
 
-n = supervised positions of a step, H = hidden size, Vd = draft vocabulary.
-"""
+n = supervised positions of a step, H = hidden size, Vd = draft vocabulary."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -55,11 +54,9 @@ def objective(
     weights: Tensor | Sequence[Head], teacher: Teacher, steps: Sequence[Step], divergence: Divergence
 ) -> TrainingLoss:
     """The loss of a draft's steps, at least one, each looking one position further than the one before.
-
     Metrics per step i: loss_sum, alpha_sum (expected acceptances of a sampled token), match_sum (the draft's best token
     is the target's, at every step so far), each over ``row_total`` positions. Of the first step also
-    out_of_vocabulary_mass: the probability that the target gives to tokens which cannot be drafted.
-    """
+    out_of_vocabulary_mass: the probability that the target gives to tokens which cannot be drafted."""
     loss, results = distillation_loss(weights, teacher, steps, divergence)
     metrics: dict[str, Tensor] = {}
     matched = results[0].matched

@@ -4,8 +4,7 @@ D = documents whose answer is replaced, T = tokens in a sequence, S = keys that 
 
 A draft that learns from the target's text alone never sees what follows its own mistakes. Here a share of the
 documents keeps the target's answer up to a random token and goes on with what the draft samples; the target's
-distribution is the teacher on that text as on any other.
-"""
+distribution is the teacher on that text as on any other."""
 
 from dataclasses import replace
 from typing import NamedTuple

@@ -4,8 +4,7 @@ The text so far is its own draft model: code and quotations repeat themselves. T
 and occurred earlier decides, at its most recent occurrence. Candidates are deterministic, so q is none and the
 verification rule accepts each with probability p.
 
-Occurrences are indexed as tokens arrive: a draft costs a few dictionary look-ups, whatever the length of the text.
-"""
+Occurrences are indexed as tokens arrive: a draft costs a few dictionary look-ups, whatever the length of the text."""
 
 from dataclasses import dataclass, field
 

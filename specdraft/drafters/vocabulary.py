@@ -2,8 +2,7 @@
 
 V / Vd = target / draft vocabulary.
 
-A smaller vocabulary makes a cheaper projection; a token outside it is never drafted, and counts as a miss.
-"""
+A smaller vocabulary makes a cheaper projection; a token outside it is never drafted, and counts as a miss."""
 
 import torch
 from torch import Tensor, nn

@@ -3,26 +3,24 @@
     python -m specdraft.embedded.measure_target DIR
 
 A target that repeats itself makes every drafter look good, so its model card gives the share of distinct 4-grams beside
-the loss.
-"""
+the loss."""
 
 import argparse
 import math
 from pathlib import Path
 
 import torch
-from jinja2 import Template
 
 from specdraft.data.prompts import STDLIB, encode, load_prompts
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.embedded.corpus import LENGTH, documents
 from specdraft.evaluation.results import distinct_ngrams
-from specdraft.files import atomic_file
+from specdraft.files import write_text
+from specdraft.rendering import render
 from specdraft.targets import Target
 
 PROMPTS, NEW_TOKENS = 40, 128
-_CARD = Template(Path(__file__).with_name("card.md.jinja").read_text("utf-8"), trim_blocks=True)
 
 
 @torch.inference_mode()
@@ -49,7 +47,8 @@ def write_card(directory: Path, steps: int | None = None) -> None:
     """Measure the target in ``directory`` and write its ``README.md``. ``steps``: how long it was trained."""
     target = Target.load(str(directory), dtype="float32", device="cpu")
     held_out = documents(target.tokenizer, "validation")
-    card = _CARD.render(
+    card = render(
+        "embedded/card.md.jinja",
         target=target,
         parameters=sum(parameter.numel() for parameter in target.model.parameters()),
         steps=steps,
@@ -59,8 +58,7 @@ def write_card(directory: Path, steps: int | None = None) -> None:
         prompts=PROMPTS,
         new_tokens=NEW_TOKENS,
     )
-    with atomic_file(directory / "README.md") as temporary:
-        temporary.write_text(card, encoding="utf-8")
+    write_text(directory / "README.md", card)
     print(card)
 
 

@@ -3,8 +3,7 @@
     python -m specdraft.embedded.recipe --out DIR [--steps 1020] [--compile]
 
 Two stages on the files of the training split: first source files, test suites and chat examples together,
-then mostly chat examples while the learning rate falls. Interrupted runs continue where they were.
-"""
+then mostly chat examples while the learning rate falls. Interrupted runs continue where they were."""
 
 import argparse
 import copy

@@ -1,19 +1,9 @@
 """Evaluation by real decoding: benchmark prompts, measured acceptance and speed, table and report."""
 
 from specdraft.data.prompts import Prompt, load_prompts
-from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.evaluator import evaluate
 from specdraft.evaluation.report.pages import table, write_report
 from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.evaluation.speedup.model import CostSettings
 
-__all__ = [
-    "CostSettings",
-    "Evaluation",
-    "EvaluationSettings",
-    "Prompt",
-    "evaluate",
-    "load_prompts",
-    "table",
-    "write_report",
-]
+__all__ = ["CostSettings", "EvaluationSettings", "Prompt", "evaluate", "load_prompts", "table", "write_report"]

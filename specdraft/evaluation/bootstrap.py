@@ -7,8 +7,7 @@ would make the interval too narrow. Below some 30 prompts percentiles of the res
 they hold the truth in 87 to 91 % of cases, for 8 and 16 prompts. So each resample gives a Student's t, its distance
 from the estimate in standard errors of its own (bootstrap-t, Efron 1981; Davison and Hinkley 1997, section 5.2), and
 the quantiles of these stand in for those of Student's distribution, where they are the wider ones.
-``benchmarks/coverage.py`` simulates how often the interval holds the truth.
-"""
+``benchmarks/coverage.py`` simulates how often the interval holds the truth."""
 
 import math
 from collections.abc import Callable
@@ -33,10 +32,8 @@ def bootstrap_interval(
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval | None:
     """Bootstrap-t interval of ``statistic``, or None where it is undefined: below two prompts.
-
     columns: ``[P, C]``, sums per prompt. bounds: what the statistic cannot leave. Standard errors are the jackknife's;
-    resamples in which the statistic or its error is undefined (no prompt drafted anything) are left out.
-    """
+    resamples in which the statistic or its error is undefined (no prompt drafted anything) are left out."""
     columns = columns.double()
     prompts = columns.shape[0]
     if prompts < 2:
@@ -78,9 +75,7 @@ def _estimates(columns: Tensor, weights: Tensor, statistic: Statistic) -> tuple[
 @cache
 def student_quantile(probability: float, freedom: int) -> float:
     """Of Student's t distribution, for probabilities above a half.
-
-    With t = sqrt(n) tan(a) the density becomes cos(a)^(n - 1) over a, which is summed up numerically.
-    """
+    With t = sqrt(n) tan(a) the density becomes cos(a)^(n - 1) over a, which is summed up numerically."""
     angles = torch.linspace(0, math.pi / 2, 2**17, dtype=torch.float64)
     mass = torch.cumulative_trapezoid(angles.cos() ** (freedom - 1), angles)
     at = int(torch.searchsorted(mass, (2 * probability - 1) * mass[-1]))

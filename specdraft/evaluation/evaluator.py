@@ -68,8 +68,7 @@ def evaluate(
     all decode the same token ids. ``notes`` are added to the recorded settings (benchmark, checkpoint, ...). ``cost``
     asks for the cost model of every drafter that has parameters.
 
-    Raises UserError if there are no prompts or one does not fit the context, before anything is decoded.
-    """
+    Raises UserError if there are no prompts or one does not fit the context, before anything is decoded."""
     settings = settings or EvaluationSettings()
     check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
     shape = settings.draft_shape(drafter, target)

@@ -2,8 +2,7 @@
 
 A pass over K + 1 tokens rounds differently from a pass over one, so that two tokens whose logits almost tie may change
 places. A wrong rule changes tokens whose logits are far apart. The logit gap at the first difference tells the two
-apart; from there on the texts differ, and nothing can be compared.
-"""
+apart; from there on the texts differ, and nothing can be compared."""
 
 import math
 from collections.abc import Sequence
@@ -26,10 +25,8 @@ ALLOWED_ULPS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 32, torch.fl
 @dataclass(frozen=True)
 class Difference:
     """The first token in which two greedy answers differ. gap: between the target's logits of the two tokens there.
-
     ulps: the gap in units in the last place of the larger of the two, in the target's dtype; infinite where one answer
-    is a beginning of the other.
-    """
+    is a beginning of the other."""
 
     position: int
     gap: float

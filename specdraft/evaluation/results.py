@@ -11,8 +11,7 @@ P = prompts, R = resamples. Definitions of acceptance are those of ``specdraft.d
 - *modeled speedup* = tau / (1 + K * c): what the measured acceptance and cost would give if verifying K + 1 tokens
   cost the target no more than decoding one. *verification cost ratio* says how far that is from true.
 - *distinct n-grams*: how little a text repeats itself. A target that loops makes drafting easy and its acceptance
-  length worthless.
-"""
+  length worthless."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Request:
     """One answer, decoded with and without drafting from the same token ids. ``prompt`` numbers the conversation.
-
-    difference: of greedy answers, where the drafted one departs from the baseline.
-    """
+    difference: of greedy answers, where the drafted one departs from the baseline."""
 
     prompt: int
     category: str
@@ -58,9 +55,7 @@ class Estimate:
 @dataclass(frozen=True)
 class Result:
     """What one drafter did at one temperature, over all prompts or over one category.
-
-    drafting: "greedy" or "sampled". beside: drafted in another way than the evaluation is about, for comparison.
-    """
+    drafting: "greedy" or "sampled". beside: drafted in another way than the evaluation is about, for comparison."""
 
     drafter: str
     temperature: float
@@ -204,9 +199,7 @@ def summarize(
 
 def distinct_ngrams(token_lists: Iterable[Sequence[int]], n: int) -> float:
     """Share of the n-grams of each list that are distinct within it, pooled over the lists; NaN without n-grams.
-
-    Repetition is looked for within a generation, not between them: two answers may well share their idioms.
-    """
+    Repetition is looked for within a generation, not between them: two answers may well share their idioms."""
     distinct = total = 0
     for tokens in token_lists:
         ngrams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]

@@ -25,8 +25,7 @@ class EvaluationSettings:
     ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
     under test. ``rule`` verifies above temperature 0. ``drafting`` is how drafts are made there: "sampled" from the
     draft's distribution, "greedy" (its most likely tokens, verified as point masses), or "engine", as the engine does
-    that the evaluation is for.
-    """
+    that the evaluation is for."""
 
     num_draft_tokens: int = 5
     shape: "Shape | Callable[[Drafter, Target], Shape] | None" = None
@@ -42,9 +41,7 @@ class EvaluationSettings:
     @classmethod
     def from_config(cls, decoding: Mapping[str, Any], seed: int = 0) -> "EvaluationSettings":
         """From the ``decoding`` group of a configuration, where ``temperature`` is a number or a list of numbers.
-
-        Raises UserError for values that cannot be decoded with.
-        """
+        Raises UserError for values that cannot be decoded with."""
         options = dict(decoding)
         temperature = options.pop("temperature")
         later = {name: options.pop(name) for name in ("shape", "rule") if name in options}

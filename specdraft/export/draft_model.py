@@ -3,8 +3,7 @@
 - Engines compare the vocabularies' sizes; vLLM stops drafting, without a word, behind the draft's own
   ``max_position_embeddings``.
 - transformers 5 writes ``rope_parameters`` and ``dtype``; engines built on an earlier one read ``rope_theta`` (or take
-  10,000 without a word), ``rope_scaling`` and ``torch_dtype``. The file says both.
-"""
+  10,000 without a word), ``rope_scaling`` and ``torch_dtype``. The file says both."""
 
 import json
 import operator
@@ -22,9 +21,7 @@ from specdraft.export.layout import DTYPES, Layout, check_finite, rope_keys
 
 def layout(drafter: DraftModel, target: Mapping[str, Any], dtype: str) -> Layout:
     """The files of a ``DraftModel``, adapters merged. ``target``: what the checkpoint says of it.
-
-    Raises UserError for a draft that cannot follow the target over its whole context or speaks another vocabulary.
-    """
+    Raises UserError for a draft that cannot follow the target over its whole context or speaks another vocabulary."""
     model = drafter.export_model().to(DTYPES[dtype])
     # transformers is the writer: it alone knows how an architecture's weights are named and tied on disk.
     with TemporaryDirectory() as folder:

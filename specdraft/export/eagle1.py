@@ -2,8 +2,7 @@
 
 H = hidden size of head and target. Embedding and LM head are the target's: engines share both when the file has
 neither. vLLM knows the head by the architecture of its layer (LlamaForCausalLM becomes EagleLlamaForCausalLM); SGLang
-wants a name of its own and a bias (``sglang.py``).
-"""
+wants a name of its own and a bias (``sglang.py``)."""
 
 from collections.abc import Mapping
 from typing import Any

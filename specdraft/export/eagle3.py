@@ -5,8 +5,7 @@ H = hidden size of head and target, V = target vocabulary, Vd = draft vocabulary
 - A layer k is the hidden state after k layers. vLLM reads k from the top level; SGLang reads k - 1 from
   ``eagle_config`` and ignores the top level. Side by side, one file serves both. TensorRT-LLM is told when it starts.
 - The embedding is the target's: engines share it when the file has none. The lm_head is always the head's own.
-- d2t and t2d are left out where the draft vocabulary is the whole one: vLLM has no place for them then.
-"""
+- d2t and t2d are left out where the draft vocabulary is the whole one: vLLM has no place for them then."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -116,9 +115,7 @@ def _tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def validate(config: Mapping[str, Any], tensors: Mapping[str, Tensor], num_target_layers: int | None = None) -> None:
     """Check all that engines do not check. Raises UserError that names the first fault.
-
-    ``num_target_layers`` bounds the layer ids from above where the checkpoint records it.
-    """
+    ``num_target_layers`` bounds the layer ids from above where the checkpoint records it."""
     layers, draft, whole = config[LAYERS], config["draft_vocab_size"], config["vocab_size"]
     last = num_target_layers - 1 if num_target_layers else None
     if not layers or layers != sorted(set(layers)) or layers[0] < 1 or (last is not None and layers[-1] > last):

@@ -1,7 +1,6 @@
 """What an engine has to say for itself: its name, what it serves and what not, and how it is started.
 
-One subclass per engine, in a file of its own; ``conf/engine/*.yaml`` mirrors the constructors.
-"""
+One subclass per engine, in a file of its own; ``conf/engine/*.yaml`` mirrors the constructors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +16,8 @@ GREEDY, SAMPLED = "greedy", "sampled"
 
 class Engine:
     """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training.
-
     families: the families it serves, and the engine's own name for each. drafting: how it drafts above temperature 0
-    unless it is told otherwise.
-    """
+    unless it is told otherwise."""
 
     name: str
     families: ClassVar[Mapping[str, str]]
@@ -33,9 +30,7 @@ class Engine:
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """The layout as this engine reads it. ``target``: what the checkpoint says of the target's model.
-
-        Raises UserError for a family, a target or an option that the engine does not serve, or would not notice.
-        """
+        Raises UserError for a family, a target or an option that the engine does not serve, or would not notice."""
         if layout.family not in self.families:
             served = ", ".join(TITLES[family] for family in self.families)
             raise UserError(f"{self.name} serves no {layout.title}: expected one of {served}; choose another engine")

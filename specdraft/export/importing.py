@@ -1,8 +1,7 @@
 """A public EAGLE-3 head becomes one of our checkpoints, to be evaluated or exported: ``specdraft import``.
 
 The plain layout (EAGLE's own, SGLang's, vLLM's) and that of speculators are read. What our head does not compute is
-refused by its name: an engine may compute it, and another head than the one that was published would be measured.
-"""
+refused by its name: an engine may compute it, and another head than the one that was published would be measured."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +34,6 @@ _REFUSED = {
 
 def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] | None = None) -> Eagle3:
     """The head in ``directory``, weights in fp32, bound to ``target``.
-
     layers: the auxiliary layers k (hidden states after k layers), where the files do not say them, or not for sure.
     Raises UserError for files that are missing, damaged, of another target, or of a head that ours does not represent.
     """

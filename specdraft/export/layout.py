@@ -2,8 +2,7 @@
 
 A family is a kind of drafter that engines tell apart, by vLLM's name for it: eagle3, eagle, medusa, draft_model. Each
 has a module of its own here that makes its ``Layout``. Engines hardly check what they load: a wrong file stays
-lossless and accepts nothing. So everything that could go wrong silently is validated before it is written.
-"""
+lossless and accepts nothing. So everything that could go wrong silently is validated before it is written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,7 @@ H = hidden size, V = vocabulary. Head h is ``{h}.{l}.linear.{weight,bias}`` for 
 - vLLM takes any key with "num" and "heads" for the number of heads, and any with "num" and "layers" for that of
   blocks, so that a ``num_attention_heads`` would build another model: the file says nothing else.
 - No engine maps a draft vocabulary for heads with projections of their own (vLLM fails on a ``token_map``), and rows of
-  zeros would be drafted wherever all true logits are negative. So the vocabulary has to be the whole one.
-"""
+  zeros would be drafted wherever all true logits are negative. So the vocabulary has to be the whole one."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,7 @@
 """TensorRT-LLM: what its LLM API reads. Written to its format and tested against that alone, never run in it.
 
 EAGLE-3 heads and draft models run on its PyTorch backend. Medusa was a method of the TensorRT engine backend alone,
-which releases up to 1.2 have and which its main branch dropped in July 2026 (pull requests 15767, 15918 and 16369).
-"""
+which releases up to 1.2 have and which its main branch dropped in July 2026 (pull requests 15767, 15918 and 16369)."""
 
 from collections.abc import Mapping
 from pathlib import Path

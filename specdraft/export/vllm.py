@@ -19,9 +19,7 @@ _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 
 class VLLM(Engine):
     """vLLM's methods, named as the families are. It drafts greedily unless told otherwise.
-
-    sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says.
-    """
+    sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says."""
 
     name = "vllm"
     families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES}
@@ -29,10 +27,8 @@ class VLLM(Engine):
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """The layout as it is.
-
         Raises UserError for targets that vLLM serves, but not with an EAGLE-3 head, and for a directory whose name
-        would make vLLM load the drafter as something else.
-        """
+        would make vLLM load the drafter as something else."""
         layout = super().accept(layout, target, directory)
         architecture = target.get("architecture")
         if layout.family == "eagle3" and str(architecture).removesuffix("ForCausalLM") in _WITHOUT_EAGLE3:

@@ -37,8 +37,7 @@ def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = N
     drafter's directory. An evaluation.json beside or in the checkpoint goes into the model card.
 
     Raises UserError for a checkpoint that is missing or damaged, a drafter that the engine cannot serve, weights that
-    are not sound, and an output directory that cannot be written or holds other files.
-    """
+    are not sound, and an output directory that cannot be written or holds other files."""
     source = find(checkpoint)
     drafter, trained = load_drafter(source)
     output = Path(output) if output is not None else source.parent / f"export-{engine.name}"
@@ -56,9 +55,7 @@ def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = N
 
 def layout_for(drafter: Drafter, target: Mapping[str, Any], engine: Engine, output: Path) -> Layout:
     """What ``export`` would write of a drafter, trained or not; ``target`` is what ``about_target`` says of its target.
-
-    Raises UserError for a drafter that the engine cannot serve from the directory ``output``.
-    """
+    Raises UserError for a drafter that the engine cannot serve from the directory ``output``."""
     if type(drafter) not in _LAYOUTS:
         raise UserError(
             f"the drafter is a {type(drafter).__name__}, which no serving engine loads: "

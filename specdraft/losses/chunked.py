@@ -6,8 +6,7 @@ vocabulary, c = positions in a chunk.
 Full logits are by far the largest tensors of a training step (1 GB for 2,048 positions of a 128k vocabulary in fp32,
 for each step of the training-time test). Here the target's logits are made once per position, a chunk at a time, and
 shared by all steps and heads that predict it; a chunk's gradient is taken while its logits are in memory. That is three
-matrix products in all, as many as the plain loss needs; recomputing in backward would need four.
-"""
+matrix products in all, as many as the plain loss needs; recomputing in backward would need four."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,9 @@ CHUNK_ELEMENTS = 128 * 32_768
 @dataclass
 class Teacher:
     """The target's distribution at any position of the flattened batch.
-
     last: ``[R, H]`` hidden states after the final norm. logits: the target's own head. draft_ids: ``[Vd]`` the
     ascending target ids of the draft vocabulary, or None where it is the whole vocabulary. labels: ``[R]`` the true
-    token after each position, for divergences that learn from it.
-    """
+    token after each position, for divergences that learn from it."""
 
     last: Tensor
     logits: Callable[[Tensor], Tensor]
@@ -66,7 +63,6 @@ class Teacher:
 class Step:
     """One drafting step: the inputs ``hidden [n, H]`` of the projection, the ascending ``positions [n]`` whose
     distribution they are to match, the ``weight`` of the step's mean in the loss, and which ``head`` projects it.
-
     ``total`` is what the sum over positions is divided by to make that mean, where they are part of a larger batch;
     None is their own number."""
 

@@ -13,8 +13,7 @@ gradient while the logits of a chunk are in memory; the same in plain formulas i
 | ``cross_entropy`` | -log q(label) | against the true next token instead of the target's distribution |
 
 With a pruned vocabulary the first three compare q with p renormalized over it. The expected acceptance alpha = sum
-min(p, q) and the total variation are against the true p: tokens outside the draft vocabulary are lost.
-"""
+min(p, q) and the total variation are against the true p: tokens outside the draft vocabulary are lost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,6 @@
 """The packed batch that data loaders yield and training consumes.
 
-B = sequences, T = tokens of a sequence, which holds several documents; nothing may attend across them.
-"""
+B = sequences, T = tokens of a sequence, which holds several documents; nothing may attend across them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -2,8 +2,7 @@
 
 accelerate moves what a layer reads to where the layer is, and weights that no GPU has room for to the first GPU while
 they are used. Embedding, final norm and head stay on the first device, where the drafter is trained, because the loss
-reads the head once per chunk of positions.
-"""
+reads the head once per chunk of positions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -71,7 +70,6 @@ def spread(model: Any, rooms: Mapping[Place, int]) -> dict[str, Place]:
 
 
 def _around(module: nn.Module, layers: nn.Module, prefix: str) -> Iterator[str]:
-    """The largest modules that hold none of the layers."""
     for name, child in module.named_children():
         if all(inner is not layers for inner in child.modules()):
             yield prefix + name

@@ -6,8 +6,7 @@ A model is never re-implemented: hidden states come from hooks on its own layers
 head. ``check_logits`` compares them with the model's own, so that an architecture with a scale we do not know of is
 refused instead of teaching or drafting the wrong distribution.
 
-Layer k means "the hidden state after k decoder layers", transformers' ``hidden_states[k]`` and vLLM's convention.
-"""
+Layer k means "the hidden state after k decoder layers", transformers' ``hidden_states[k]`` and vLLM's convention."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -142,8 +141,7 @@ class LanguageModel:
         Without more they follow the cached tokens one after the other. For draft trees and requests of different
         lengths, ``positions [B, n]`` tells where each token stands and ``visible [B, n, S]`` (bool) which of the S =
         longest request + n cached keys it may attend to; sliding windows are applied on top. Raises UserError where the
-        attention implementation takes no masks.
-        """
+        attention implementation takes no masks."""
         inputs: dict[str, Any] = {"input_ids": input_ids, "past_key_values": cache, "use_cache": True}
         if visible is not None:
             assert positions is not None

@@ -126,11 +126,9 @@ def _at_hand(module: nn.Module) -> AbstractContextManager[Any]:
 
 def weights_hash(model: nn.Module) -> str:
     """A fingerprint of the first values of every weight, alike in every dtype that a bfloat16 checkpoint is loaded in.
-
     Every weight, because a fine-tuned target (merged LoRA, say) may keep head, norms and embedding. Values below
     float16's smallest normal number, of which it keeps fewer bits, count as zero. A float32 checkpoint is alike in
-    float32 and in bfloat16.
-    """
+    float32 and in bfloat16."""
     digest = hashlib.sha256()
     for name, _ in sorted(model.named_parameters()):
         path, _, own = name.rpartition(".")

@@ -1,7 +1,6 @@
 """Attention masks of a verification pass, in the form that each transformers architecture takes.
 
-B = requests, n = tokens read, S = cached keys of the longest request + n.
-"""
+B = requests, n = tokens read, S = cached keys of the longest request + n."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +23,9 @@ def attention_masks(
     config: Any, visible: Tensor, positions: Tensor, held: Sequence[int], dtype: torch.dtype
 ) -> Tensor | dict[str, Tensor]:
     """What ``attention_mask`` must be so that query i of request b sees the keys that ``visible [B, n, S]`` marks.
-
     positions: ``[B, n]``. held: tokens that each request had cached before. Where layers differ in what they see, the
     answer is one mask for each kind, by the name the model uses. Raises UserError for an attention implementation
-    that takes no masks.
-    """
+    that takes no masks."""
     implementation = config._attn_implementation
     if not takes_masks(config):
         given = f"the target's attention is {implementation!r}, which takes no masks, as draft trees and batches need"

@@ -6,8 +6,7 @@ The server extracts the drafter's layers and layer L. vLLM numbers layers as we 
 the hidden state before the final norm: the norm is applied here, by the target's own module. A packed sequence
 is sent document by document, as no document may see another.
 
-vLLM answers before it has written the file. Beside it lies a lock, which its writer holds until it is done.
-"""
+vLLM answers before it has written the file. Beside it lies a lock, which its writer holds until it is done."""
 
 import fcntl
 import time

@@ -1,7 +1,6 @@
 """Sizes that a configuration from outside may ask for, checked before anybody makes lists or modules of them.
 
-A ``config.json`` of 40 bytes can say ``num_hidden_layers: 1000000000``, and the library that reads it believes it.
-"""
+A ``config.json`` of 40 bytes can say ``num_hidden_layers: 1000000000``, and the library that reads it believes it."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -64,8 +64,7 @@ class Target(LanguageModel):
         ``placement``: replicated is whole on every rank; zero3 shards the layers over the ranks; device_map puts them
         on all devices that a single process sees, within ``max_memory`` (see ``device_map.py``); remote leaves packed
         sequences to a vLLM at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
-        Raises UserError if it cannot be found, does not load, or is not supported.
-        """
+        Raises UserError if it cannot be found, does not load, or is not supported."""
         if placement not in PLACEMENTS:
             raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
         load = partial(loading.load, name, revision, dtype, attn_implementation, trust_remote_code)

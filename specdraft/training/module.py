@@ -3,8 +3,7 @@
 B = batch, T = tokens.
 
 The drafter is the only registered submodule. The target is kept outside: no gradient, no optimizer state, no
-checkpoint, no strategy ever sees it (a registered frozen target is saved again with every ZeRO-2 checkpoint).
-"""
+checkpoint, no strategy ever sees it (a registered frozen target is saved again with every ZeRO-2 checkpoint)."""
 
 import dataclasses
 import json
@@ -38,11 +37,9 @@ def log_interval(trainer: Trainer) -> int:
 
 class DrafterModule(LightningModule):
     """Trains ``drafter`` on the hidden states of ``target``.
-
     ``describe`` is saved with every checkpoint as plain containers: a DictConfig would break ``torch.load``.
     ``flops_per_token`` is the arithmetic of a step, for the share of the devices' peak that is used; ``about`` goes
-    into the ``extra`` of the drafters that are saved.
-    """
+    into the ``extra`` of the drafters that are saved."""
 
     def __init__(
         self,

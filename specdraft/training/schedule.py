@@ -22,8 +22,7 @@ class OptimizerSettings:
     ``name``: adamw, or sgd, whose momentum is ``beta1``. ``final_ratio`` is the last learning rate divided by
     ``learning_rate``, the peak. ``schedule``: cosine and linear decay from the end of the warm-up, wsd (warm-up,
     stable, decay: MiniCPM, section 4) over the last ``decay_steps`` alone, by 1 - sqrt(progress), which Haegele et al.
-    2024 found best, or linearly. ``fused``: AdamW's update in one kernel, where torch has it.
-    """
+    2024 found best, or linearly. ``fused``: AdamW's update in one kernel, where torch has it."""
 
     learning_rate: float = 1e-4
     warmup_steps: float = 0.02

@@ -1,7 +1,6 @@
 """Where the drafter's parameters, gradients and optimizer states live.
 
-The target is not the strategy's business: it is never registered, so no strategy shards, saves or optimizes it.
-"""
+The target is not the strategy's business: it is never registered, so no strategy shards, saves or optimizes it."""
 
 import math
 import os
@@ -77,9 +76,8 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Fill this rank's part of the optimizer's state."""
-        consolidated.load_full_optimizer_state(
-            self.deepspeed_engine.optimizer, self._groups, checkpoint["optimizer_states"][0]
-        )
+        (state,) = checkpoint["optimizer_states"]
+        consolidated.load_full_optimizer_state(self.deepspeed_engine.optimizer, self._groups, state)
 
 
 def drop_gradients(trainer: Trainer, module: nn.Module, optimizer: Optimizer) -> None:

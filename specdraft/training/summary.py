@@ -3,15 +3,13 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from jinja2 import Template
 from lightning.pytorch.loggers import Logger
 
 from specdraft.drafters.base import Drafter
+from specdraft.rendering import render
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.loggers import where
-
-_TEXT = Template(Path(__file__).with_name("summary.txt.jinja").read_text("utf-8"), trim_blocks=True)
 
 
 def summary(module: DrafterModule, live: LiveAcceptance | None, seconds: float) -> str:
@@ -19,7 +17,8 @@ def summary(module: DrafterModule, live: LiveAcceptance | None, seconds: float) 
     places = range(1, live.num_draft_tokens + 1 if live else 1)
     rates = [module.last_values.get(f"conditional_acceptance_rate_{place}") for place in places]
     shown = ["  -  " if rate is None else f"{rate:.3f}" for rate in rates]
-    return _TEXT.render(module=module, live=live, rates=shown, duration=_duration, seconds=seconds).rstrip("\n")
+    values = {"module": module, "live": live, "rates": shown, "duration": _duration, "seconds": seconds}
+    return render("training/summary.txt.jinja", **values).rstrip("\n")
 
 
 def _duration(seconds: float) -> str:

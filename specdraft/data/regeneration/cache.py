@@ -2,8 +2,7 @@
 
 Nothing is answered twice. The folder is named by what decides the answers; the engine that gave them is not part of
 that, because all engines serve the same target: a manifest says which it was. Several processes that ask for the same
-conversations share the shards, and leave when all are there.
-"""
+conversations share the shards, and leave when all are there."""
 
 import json
 import os
@@ -60,11 +59,9 @@ def regenerate(
     max_refused: int = 0,
 ) -> Regeneration:
     """Let the target answer every assistant's turn of every conversation, or find the answers in the cache.
-
     A turn whose prompt and ``max_new_tokens`` are more than ``room`` tokens ends its conversation. ``description``
     names them ("train conversations"). Raises UserError if the chat template refuses more than ``max_refused``, if none
-    has room, for a damaged cache, and for what the engine cannot do; what was answered before stays.
-    """
+    has room, for a damaged cache, and for what the engine cannot do; what was answered before stays."""
     folder = make_directory(cache_dir / "responses" / cache_key(target, settings, room))
     bar = tqdm(
         total=len(conversations) if isinstance(conversations, Sequence) else None,

@@ -3,8 +3,7 @@
 This is what serving does. The next prompt is the chat template's rendering of the answers in words, so whatever the
 template drops of earlier turns, reasoning above all, is not in the next prompt either. Turns of users, systems and
 tools are kept. So are the assistant's turns that call tools, where something follows them: the result that comes next
-belongs to that call.
-"""
+belongs to that call."""
 
 import hashlib
 from collections import deque
@@ -26,8 +25,7 @@ class Outcome:
     ``examples``: token ids with the (start, end) of each answer in them. Three things end a conversation early.
     ``shortened``: a turn after the first had no room. ``unfinished``: ``max_new_tokens`` cut the last answer;
     ``dropped`` turns of the assistant would have followed it. ``refused``: why the chat template did not take the next
-    turn, empty if it did.
-    """
+    turn, empty if it did."""
 
     id: str
     examples: list[tuple[Ids, list[Span]]] = field(default_factory=list)
@@ -127,7 +125,6 @@ def answered_messages(conversation: Conversation, outcome: Outcome, target: Targ
 
 
 def _turns(conversation: Conversation) -> deque[Message]:
-    """Its messages, the last of which is the answer to come."""
     return deque([*conversation.prompt_messages, {"role": "assistant"}])
 
 
@@ -137,6 +134,5 @@ def _is_asked(rest: deque[Message]) -> bool:
 
 
 def _reply(target: Target, answer: Ids) -> dict[str, Any]:
-    """The answer in words, without its end mark."""
     ids = answer[:-1] if answer[-1] in target.eos_token_ids else answer
     return {"role": "assistant", "content": answer_in_words(target.tokenizer, ids)}

@@ -16,10 +16,8 @@ from specdraft.targets import Target
 
 class InProcess:
     """Each request comes out as if decoded alone, with draws from its own seed, up to the rounding of a batched pass.
-
     So that not even rounding depends on what was answered before an interruption, batches are fixed beforehand, and one
-    that is known in part is decoded again as a whole.
-    """
+    that is known in part is decoded again as a whole."""
 
     def __init__(self, drafter: str | None = None, num_draft_tokens: int = 5) -> None:
         """``drafter``: a checkpoint or run directory. Raises UserError if there is none at that place."""

@@ -22,7 +22,6 @@ class RegenerationSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible values."""
         if not self.temperatures or min(self.temperatures) < 0:
             raise UserError(
                 f"data.temperatures is {list(self.temperatures)}: expected a list of numbers from 0 upwards"
@@ -52,10 +51,8 @@ class Engine(Protocol):
         self, target: Target, requests: Sequence[Request], settings: RegenerationSettings, known: Container[int] = ()
     ) -> Iterator[tuple[int, Ids]]:
         """Yield (number of the request, ids) in any order, for every request whose number is not ``known``.
-
         The ids reach up to and including an end mark; ids without one were cut by ``max_new_tokens``, and none at all
-        are an answer that has no words. Known requests may be answered again, with the same ids. Raises UserError.
-        """
+        are an answer that has no words. Known requests may be answered again, with the same ids. Raises UserError."""
 
     def close(self) -> None:
         """Free the engine's memory and connections. It may be asked again afterwards."""

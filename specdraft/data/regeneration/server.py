@@ -3,8 +3,7 @@
 Token ids go in and come out where the server knows them, as ``vllm serve`` does (``/v1/completions`` with
 ``return_token_ids``): training then sees the very tokens that were sampled. Other servers get the conversation
 (``/v1/chat/completions``) and give words, to be tokenized again. That loses where the sampled tokens began and ended,
-special tokens and tool calls, and the certainty that the chat templates are the same; documents cannot be continued.
-"""
+special tokens and tool calls, and the certainty that the chat templates are the same; documents cannot be continued."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,8 +57,6 @@ class Server:
 
 @dataclass
 class _Asking:
-    """What the requests of one call of ``answers`` have in common."""
-
     client: HttpClient
     model: str
     target: Target

@@ -3,8 +3,7 @@
 A shard is a run of consecutive conversations, and its name a hash of their content and place: the same
 conversations are found again, whatever follows them. Every answer is in the journal before the next one is waited for,
 so that a killed process loses at most what was being decoded. A lock, which the operating system releases when its
-holder dies, keeps two processes from making the same shard.
-"""
+holder dies, keeps two processes from making the same shard."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,11 +21,9 @@ from specdraft.text import fingerprint
 
 class Counts(NamedTuple):
     """Of some conversations: ``turns`` and ``tokens`` count the answers.
-
     ``left_out`` conversations had no room for any answer, ``shortened`` ones not for all of them, ``unfinished`` ones
     end at an answer that was cut, after which ``dropped`` turns were not asked for, and ``refused`` ones are those that
-    the chat template did not take.
-    """
+    the chat template did not take."""
 
     conversations: int
     turns: int
@@ -102,7 +99,6 @@ class Shard:
         return header
 
     def _tidy(self) -> None:
-        """Once the shard is there, its journal and its lock are of no use."""
         self.journal.unlink(missing_ok=True)
         self.lock.unlink(missing_ok=True)
 

@@ -1,8 +1,7 @@
 """Conversations, and what every source of them does.
 
 A source gives the conversations of a split in a fixed order, shuffled by a hash, so that the first N of them are a
-random sample and a smaller limit takes a prefix of a larger one.
-"""
+random sample and a smaller limit takes a prefix of a larger one."""
 
 import hashlib
 import json
@@ -24,11 +23,9 @@ Message = Mapping[str, Any]
 @dataclass(frozen=True)
 class Conversation:
     """A conversation to learn from or to continue, or a document.
-
     ``prompt_messages`` end where the answer begins; ``response`` is the answer in the source, None if it has none, and
     ``response_extras`` is what the answer has beside its words: tool calls, reasoning. A document has no
-    ``prompt_messages`` and is its ``response``. ``tools`` are the JSON schemas of what the assistant may call.
-    """
+    ``prompt_messages`` and is its ``response``. ``tools`` are the JSON schemas of what the assistant may call."""
 
     id: str
     category: str
@@ -58,7 +55,6 @@ class Selection(Sequence[Conversation]):
         return len(self.places)
 
     def __getitem__(self, index: Any) -> Any:
-        """A conversation, or the list of those of a slice."""
         places = self.places[index]
         return [self.read(int(place)) for place in places] if isinstance(index, slice) else self.read(int(places))
 

@@ -5,8 +5,7 @@ messages  ``{"messages": [{"role", "content", ...}], "tools": [...]}``: OpenAI's
 sharegpt  ``{"conversations": [{"from", "value"}]}``, with a ``system`` text beside them or not
 pair      a prompt and its response under one of the usual names, with a ``system`` text or an ``input`` or not
 text      ``{"text": "..."}``: a document
-========= ========================================================================================================
-"""
+========= ========================================================================================================"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +122,6 @@ CHAT_FORMATS = (*FORMS, "text")
 
 
 def _system(record: Mapping[str, Any]) -> list[Message]:
-    """The system text beside the turns, if there is one."""
     text = record.get("system")
     return [{"role": "system", "content": _encodable(text)}] if isinstance(text, str) and text.strip() else []
 

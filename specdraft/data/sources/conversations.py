@@ -2,8 +2,7 @@
 
 What decides about a conversation is its content, never where it stands. Its first question decides the split, so that
 all answers to one question stay on one side; a digest of the whole decides its place in the shuffled order, so that one
-of equal conversations is left, and adding, moving or sorting records changes nothing for the others.
-"""
+of equal conversations is left, and adding, moving or sorting records changes nothing for the others."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -31,8 +30,7 @@ class Conversations:
     and test get each. ``max_rows`` stops reading early, which streamed data sets want.
 
     The files are read when conversations are asked for: once from front to back, to learn where each conversation
-    stands, and again where one is taken. Memory holds 40 bytes a conversation.
-    """
+    stands, and again where one is taken. Memory holds 40 bytes a conversation."""
 
     path: str
     form: str | None = None
@@ -44,7 +42,6 @@ class Conversations:
     streaming: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible settings."""
         if self.form not in (None, *CHAT_FORMATS):
             raise UserError(f"data.source.form is {self.form!r}: expected one of {', '.join(CHAT_FORMATS)}, or null")
         if not 0 < self.held_out < 0.5 or self.max_malformed < 0 or (self.max_rows is not None and self.max_rows < 1):

@@ -1,8 +1,7 @@
 """Conversations that overlap with a benchmark are kept out of training.
 
 A conversation overlaps if one of its turns is a benchmark's question, or shares 13 successive words with one (the
-measure of GPT-3, arXiv 2005.14165, appendix C); case, punctuation and blanks are ignored.
-"""
+measure of GPT-3, arXiv 2005.14165, appendix C); case, punctuation and blanks are ignored."""
 
 import re
 from collections.abc import Iterable, Iterator

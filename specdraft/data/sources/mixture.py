@@ -20,7 +20,6 @@ class Mixture:
     weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        """Raise UserError unless each source has a positive weight."""
         if not self.sources or set(self.sources) != set(self.weights) or min(self.weights.values()) <= 0:
             said = f"the mixture has the sources {sorted(self.sources)} and the weights {dict(self.weights)}"
             raise UserError(f"{said}: expected a positive weight for each source")

@@ -1,8 +1,7 @@
 """Records of local files and of data sets by name, one after the other, and an index to read each of them again.
 
 A line of JSON is found again by the byte it begins at. Other records are copied into a temporary file first ($TMPDIR
-says where): reading a Parquet file or a remote data set out of its order takes far longer.
-"""
+says where): reading a Parquet file or a remote data set out of its order takes far longer."""
 
 import json
 import pickle

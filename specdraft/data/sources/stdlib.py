@@ -2,8 +2,7 @@
 
 Every machine with Python has this corpus, so the default recipe needs no download. Files are split by a hash of their
 path: the embedded target, its drafters and the evaluation agree on what is held out, on every Python version, without a
-list that could go stale.
-"""
+list that could go stale."""
 
 import ast
 import hashlib

@@ -7,8 +7,7 @@ R = sequences of a split, T = tokens in a sequence, B = sequences of a batch, a 
     train-00000-CHECKSUM.safetensors   hidden states of the first ``sequences_per_shard`` sequences, and so on
 
 A file has its checksum in its name: data and checksum appear in one rename, and a file is whole or absent. A store
-without a list of shards is unfinished.
-"""
+without a list of shards is unfinished."""
 
 import hashlib
 import json

@@ -1,8 +1,7 @@
 """How hidden states are kept: fp32, bf16, or fp8 with a scale per vector.
 
 H = hidden size. A vector is one layer's hidden state at one token. Its own scale lets fp8 (e4m3, 3 bits of mantissa)
-keep vectors whose norms differ by orders of magnitude, as those of a sentence's first token and the others do.
-"""
+keep vectors whose norms differ by orders of magnitude, as those of a sentence's first token and the others do."""
 
 from typing import NamedTuple
 
@@ -55,10 +54,8 @@ def decode(encoded: Encoded, dtype: torch.dtype) -> Tensor:
 
 def from_fp8(codes: Tensor) -> Tensor:
     """Finite e4m3 numbers in fp32, five times as fast on a CPU as torch's own conversion.
-
     Moved up by 7 bits, exponent and mantissa are those of an fp16 number 2^8 times smaller; the byte's sign reaches bit
-    15 by sign extension, and its copy in bit 14 is cleared.
-    """
+    15 by sign extension, and its copy in bit 14 is cleared."""
     moved = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~(1 << 14))
     return moved.view(torch.float16).float().mul_(2**8)
 

@@ -1,7 +1,6 @@
 """Reading a store: sequences in any order, memory-mapped, each shard's checksum verified when it is first touched.
 
-B = batch, T = tokens, a = layers, H = hidden size.
-"""
+B = batch, T = tokens, a = layers, H = hidden size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,7 +112,6 @@ class Store:
         return self._mapped[split, number]
 
     def _check_shard(self, file: Path, tensors: dict[str, Tensor], split: str, number: int) -> None:
-        """Raise UserError unless the tensors are those that the index announces."""
         contents, about = self.contents, self.contents.splits[split]
         first = number * contents.sequences_per_shard
         stop = min(about.sequences, first + contents.sequences_per_shard)
@@ -156,7 +154,6 @@ def _decoded(shard: dict[str, Tensor], name: str, place: int | slice, dtype: tor
 
 
 def _verify(file: Path) -> None:
-    """Raise UserError unless the file's checksum is the one in its name."""
     found = file_fingerprint(file)
     if not file.stem.endswith(f"-{found}"):
         said = f"{file} is damaged: its checksum is {found}, expected the one in its name"

@@ -32,11 +32,9 @@ _PR_SET_PDEATHSIG = 1
 @dataclass
 class VLLM(FeatureSource):
     """vLLM's server on loopback, and a client of it.
-
     ``python``: that of an environment with vLLM. ``options``: more of ``vllm serve``'s. ``directory``: where hidden
     states pass through, None for the system's temporary one. ``cpu``: whether vLLM is a CPU build, None if there is no
-    GPU. ``start_timeout``: seconds until it answers.
-    """
+    GPU. ``start_timeout``: seconds until it answers."""
 
     python: str = sys.executable
     options: Sequence[str] = ()

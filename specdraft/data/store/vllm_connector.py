@@ -2,8 +2,7 @@
 
 n = tokens of a request, a = extracted layers, H = hidden size.
 
-It runs in vLLM's process, whose environment holds no specdraft.
-"""
+It runs in vLLM's process, whose environment holds no specdraft."""
 
 import os
 
@@ -16,8 +15,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
 
 
 class _Done:
-    """A CUDA event that has passed."""
-
     def query(self) -> bool:
         return True
 

@@ -4,8 +4,7 @@ n = sequences of a shard, T = tokens in a sequence, a = layers, H = hidden size,
 hidden state is stored.
 
 A shard's bytes depend on the contents and its number alone. Each is written under a lock of its own, which the
-operating system releases when its holder dies: a killed process leaves whole shards, and others write the rest.
-"""
+operating system releases when its holder dies: a killed process leaves whole shards, and others write the rest."""
 
 import json
 import math

@@ -6,8 +6,7 @@ ends (the prompt is what the target is given when it has to answer) and reaches 
 Some templates rewrite what came before: they drop the reasoning of earlier turns, or open the answer to be given with a
 mark that earlier answers do not keep. There the turn begins with its words, found by putting others in their place.
 
-Nothing is taken on trust: every turn must hold its own words and end before the next turn's words begin.
-"""
+Nothing is taken on trust: every turn must hold its own words and end before the next turn's words begin."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -27,10 +26,8 @@ def assistant_mask(
     tokenizer: Any, render: Render, messages: Sequence[Message], end_ids: Collection[int]
 ) -> tuple[list[int], list[bool]]:
     """Token ids of the whole conversation, and True where the assistant speaks, its end marks included.
-
     ``render(messages, prompt)`` is the template's text, with the beginning of an answer to come if ``prompt``. Raises
-    UserError for a turn that cannot be located for certain.
-    """
+    UserError for a turn that cannot be located for certain."""
     if not getattr(tokenizer, "is_fast", False):
         said = "the target's tokenizer is a slow one, which cannot tell which words a token stands for"
         raise UserError(f"{said}: expected a fast one, {MARKS} in its chat template, or data.regenerate=true")

@@ -6,8 +6,7 @@ hash of all that decides the examples:
     tokens.bin    int32 [N], example after example; a token t to be learned is kept as ~t, which is negative
     lengths.npy   int32 [2, E], the tokens of each example and how many of them are to be learned
     counts.npy    int64 [V], how often each id is to be learned
-    index.json    fingerprints of the other files, what was counted on the way, and what was warned of
-"""
+    index.json    fingerprints of the other files, what was counted on the way, and what was warned of"""
 
 import json
 import os
@@ -79,10 +78,8 @@ def cached_examples(
     folder: Path, key_fields: Any, vocab_size: int, make: Callable[[Notes], Iterator[Flat]]
 ) -> Examples:
     """The examples that ``make`` gives, from ``folder`` if they are there: ``key_fields`` (JSON-able) decide them.
-
     Of several processes one makes them and the others wait. Damaged files are made again. Raises UserError for ids
-    beyond the vocabulary, or if they cannot be written.
-    """
+    beyond the vocabulary, or if they cannot be written."""
     key = fingerprint([_VERSION, vocab_size, key_fields], 24)
     with exclusive(folder / f"{key}.lock"):
         found = _read(folder / key)

@@ -2,8 +2,7 @@
 
 Two ways in. A response that the target generated is a list of token ids and stays one: decoding and tokenizing it
 again would give other tokens than the ones that were sampled. A conversation in words is rendered by the template, and
-``assistant_mask.py`` or the template's own marks say which tokens are the assistant's.
-"""
+``assistant_mask.py`` or the template's own marks say which tokens are the assistant's."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -76,10 +75,8 @@ def answer_in_words(tokenizer: Any, ids: Sequence[int]) -> str:
 
 def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Collection[int]) -> Example:
     """A conversation as it was written, all its assistant's turns supervised; of a document, all but its first token.
-
     ``end_ids`` are the marks at which the target stops. Raises UserError, with the conversation's id, if it has no
-    answer, if the template refuses it, or if the assistant's tokens cannot be located for certain.
-    """
+    answer, if the template refuses it, or if the assistant's tokens cannot be located for certain."""
     if conversation.response is None:
         said = f"the conversation {conversation.id} has no response: set data.regenerate=true"
         raise UserError(f"{said}, or use conversations that end with the assistant's answer")

@@ -1,8 +1,7 @@
 """The draft vocabulary: the target tokens that the drafter can propose, chosen by how often they are to be drafted.
 
 V = target vocabulary, Vd = draft vocabulary. Tokens outside count as misses wherever acceptance is measured, so
-coverage on held-out text bounds what a drafter can reach.
-"""
+coverage on held-out text bounds what a drafter can reach."""
 
 from collections.abc import Iterable
 

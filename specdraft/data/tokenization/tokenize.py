@@ -1,8 +1,7 @@
 """Conversations to token ids and loss masks, by several processes, in the order of the conversations.
 
 The result does not depend on the number of processes: chunks of one size come back in the order in which they went out.
-Only a few are under way at a time, so that memory does not grow with the data.
-"""
+Only a few are under way at a time, so that memory does not grow with the data."""
 
 import os
 from collections import deque

@@ -7,8 +7,7 @@ R = positions of the flat batch, N = positions of a pass, n = queries, H = hidde
   its attention makes of it the next feature, with no norm after it.
 - The logits are the target's own of that feature: whole vocabulary, own scale and soft-cap, nothing of it trained.
 
-EAGLE-2 (2406.16858) is this head drafting in a ``DynamicTree``.
-"""
+EAGLE-2 (2406.16858) is this head drafting in a ``DynamicTree``."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -7,8 +7,7 @@ draft vocabulary. The unrolled steps, the layer and its attention are in ``forwa
 - The layer's attention reads ``[norm(embedding of the next token), norm(g)]``, 2H wide; the residual stream is g.
 - The layer's output is the next feature; normed, it is what ``lm_head`` projects to the draft vocabulary.
 
-Parameter names are those that serving engines load.
-"""
+Parameter names are those that serving engines load."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -10,8 +10,7 @@ Training-time test (EAGLE-3, 2503.01840, section 3.2; for EAGLE-1 HASS, 2408.157
 its own feature in the place of the target's, so that it learns from its own errors. A query attends causally to the
 keys of step 0 and to *its own position's* key of every later step (figure 6). So n queries need n x R scores and s
 single ones each, never an [S*T, S*T] mask; and the scores exist for one block of queries at a time, made again in
-backward.
-"""
+backward."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -55,7 +54,6 @@ def unroll(
     decay: float,
 ) -> list[Step]:
     """The steps of the training-time test. read: tokens ``[N]`` and features ``[N, H]`` to the queries' output.
-
     feature: the target's, ``[R, H]``. angles: cos and sin ``[L, d]`` of every rotary position. Step s weighs decay^s.
     """
     # Where nothing is to be learned one position is read and not counted: under ZeRO-3 all ranks call the same modules.
@@ -173,7 +171,6 @@ def attend_block(
     query: Tensor, key: Tensor, value: Tensor, own_keys: Tensor | None, own_values: Tensor | None, hidden: Tensor
 ) -> Tensor:
     """Softmax attention of b queries ``[b, Hq, d]`` over w shared keys ``[w, Hk, d]`` and s keys of their own each.
-
     own_keys, own_values: ``[b, Hk, s, d]`` or None. hidden: bool ``[b, w]``, True where a shared key must not be seen.
     """
     b, num_heads, size = query.shape

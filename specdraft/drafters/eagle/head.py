@@ -4,8 +4,7 @@ R = positions of the flat batch, N = positions of a pass, n = positions of a req
 are queries, H = hidden size (the target's), Hq / Hk = query / key-value heads, d = head size, Vd = draft vocabulary.
 
 One ``_read`` serves training (``forward.py``) and drafting, and only the keys that it attends to differ. The embedding
-is the target's: borrowed, never copied.
-"""
+is the target's: borrowed, never copied."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

@@ -77,7 +77,6 @@ def temperature_charts(evaluation: Record, temperature: float) -> Iterator[Chart
 
 
 def _by_drafter(records: Sequence[Record], name: str, place: str, value: str) -> list[Series]:
-    """A series for each ``name`` of the records."""
     return [
         Series(drafter, _points([each for each in records if each[name] == drafter], place, value))
         for drafter in _in_order(records, name)

@@ -22,9 +22,7 @@ _GATHERED = ("results", "categories", "cost_models", "checks", "advice", "sample
 
 def names(drafters: "Sequence[Drafter]", checkpoints: Sequence[str]) -> "dict[str, Drafter]":
     """A name for each drafter but the first, which is called after its family: its family, or its run if that is taken.
-
-    Raises UserError if one checkpoint is given twice.
-    """
+    Raises UserError if one checkpoint is given twice."""
     if len(set(checkpoints)) < len(checkpoints):
         raise UserError(f"checkpoint={list(checkpoints)} names a drafter twice: expected different ones")
     first = family(drafters[0])
@@ -37,9 +35,7 @@ def names(drafters: "Sequence[Drafter]", checkpoints: Sequence[str]) -> "dict[st
 
 def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One evaluation of all drafters, each called by its run; drafters that every run had beside it appear once.
-
-    evaluations: as ``evaluation.json`` holds them. Raises UserError unless they decoded the same prompts alike.
-    """
+    evaluations: as ``evaluation.json`` holds them. Raises UserError unless they decoded the same prompts alike."""
     first = evaluations[0]
     for key in _ALIKE:
         expected, *others = (each["settings"].get(key) for each in evaluations)

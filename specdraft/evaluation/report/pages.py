@@ -18,9 +18,7 @@ _LINES = TextWrapper(80, subsequent_indent="  ", break_long_words=False, break_o
 
 def table(evaluation: Evaluation) -> str:
     """All results as plain text: a block per temperature, then the categories. It must survive a log file.
-
-    Only a word of more than 80 columns is wider than these.
-    """
+    Only a word of more than 80 columns is wider than these."""
     lines = render(f"{_TEMPLATES}/table.txt.jinja", evaluation=evaluation).strip().splitlines()
     return "\n".join(_LINES.fill(line) for line in lines)
 

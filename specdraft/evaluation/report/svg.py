@@ -34,10 +34,8 @@ class Series:
 @dataclass(frozen=True)
 class Chart:
     """Series over the same places: in a row for each place, else upright, with numbers as places.
-
     label: of the axis along the bottom. start: where the axis of the values begins. one: mark the height of 1, where
-    nothing is gained. Bars are shares of a whole, shown in per cent.
-    """
+    nothing is gained. Bars are shares of a whole, shown in per cent."""
 
     caption: str
     kind: Literal["lines", "bars", "rows"]

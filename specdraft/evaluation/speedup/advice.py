@@ -12,11 +12,9 @@ from specdraft.export.vllm import VLLM
 @dataclass(frozen=True)
 class Advice:
     """For one drafter. num_speculative_tokens: of a chain, what every engine takes; None: better not to draft.
-
     drafting: how drafts were made above temperature 0. expected: speedup of decoding at batch size 1 by temperature.
     gains_up_to, loses_from: batch sizes that were tried. longest: whether longer drafts than were evaluated might do
-    better still. vllm: its speculative configuration, if it drafts so.
-    """
+    better still. vllm: its speculative configuration, if it drafts so."""
 
     drafter: str
     drafting: str
@@ -55,10 +53,8 @@ def advise(
     models: Sequence[CostModel], family: str, drafting: str = SAMPLED, engine: Engine | None = None
 ) -> Advice | None:
     """Advice from the models of one drafter, the first temperature deciding; None where no chain was predicted.
-
     family: which kind of drafter it is, whatever its name; drafting: of the models above temperature 0. vLLM's flags
-    are given for what it serves, unless the advice is for another engine.
-    """
+    are given for what it serves, unless the advice is for another engine."""
     first = models[0]
     best = first.best(1)
     if best is None:

@@ -30,9 +30,7 @@ _DRAFTED_AGAIN = 8192  # tokens of the greedy answers on which ranks are measure
 @dataclass(frozen=True)
 class Costs:
     """Acceptance lengths of all drafts that are considered, and the timer of their rounds.
-
-    chains: of K = 1, 2, ... others: of trees. ``model`` predicts once the timer has measured.
-    """
+    chains: of K = 1, 2, ... others: of trees. ``model`` predicts once the timer has measured."""
 
     drafter: str
     temperature: float
@@ -62,10 +60,8 @@ def costs(
     cost: CostSettings,
 ) -> Costs | None:
     """What to predict from at the temperature of ``result``, decoded in this ``shape``; None if nothing was accepted.
-
     Chains are predicted up to the depth of ``shape``: at temperature 0 by replaying answers, which also gives the trees
-    of ``cost.tree_sizes``; above it from the rates of ``result``, if it drafted chains.
-    """
+    of ``cost.tree_sizes``; above it from the rates of ``result``, if it drafted chains."""
     text = typical_text(requests)
     if not result.counts.accepted or len(text) >= target.max_length:
         return None

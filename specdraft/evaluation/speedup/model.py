@@ -13,8 +13,7 @@ V(b, n) = seconds of the target's pass over n tokens of each of b requests, D(b,
 - Speedup of decoding S = tau * V(b, 1) / (V(b, n + 1) + D). With V(b, n + 1) = V(b, 1) and D = K c V(b, 1) it is
   Leviathan et al., theorem 3.8; with V as measured, by n and b, it is Sequoia's hardware-aware choice of the tree.
 
-The prompt's pass, which drafting does not change, is left out. What is predicted is this loop on this machine.
-"""
+The prompt's pass, which drafting does not change, is left out. What is predicted is this loop on this machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,11 +32,9 @@ from specdraft.evaluation.speedup.step_times import Cell, StepTime
 @dataclass(frozen=True)
 class CostSettings:
     """What to predict, and how long to measure step times for it.
-
     batch_sizes: requests side by side. tree_sizes: nodes of the static trees to consider at temperature 0. seconds: for
     the step times of a drafter at a temperature. check: decode all prompts with every draft that is predicted, too, and
-    time the steps for as many seconds after each of them.
-    """
+    time the steps for as many seconds after each of them."""
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
     tree_sizes: tuple[int, ...] = (8, 16)
@@ -112,9 +109,7 @@ def chain_acceptance_length(rates: Sequence[float]) -> float:
 
 def measured_lengths(num_draft_tokens: int) -> list[int]:
     """The chains whose step times are measured; those between are interpolated.
-
-    Short ones lie close, because the time of a pass bends between one token and four.
-    """
+    Short ones lie close, because the time of a pass bends between one token and four."""
     longest = num_draft_tokens
     return sorted({longest, *(k for k in range(1, longest) if k <= 4 or k % (2 if k <= 8 else 4) == 0)})
 
@@ -127,10 +122,8 @@ def predict(
     others: Mapping[Shape, float],
 ) -> CostModel:
     """Predict the chains and the other drafts at every batch size measured.
-
     times: of every shape of ``others``, of chains (at least the longest) and of decoding without a draft. chains: the
-    acceptance length of K = 1, 2, ... others: trees, with the acceptance length of each.
-    """
+    acceptance length of K = 1, 2, ... others: trees, with the acceptance length of each."""
     steps = {batch_size: time.verify for (batch_size, shape), time in times.items() if shape is None}
     predictions = []
 

@@ -2,8 +2,7 @@
 
 The target's greedy answers are drafted again, from every position and along the answer itself: what is asked of level d
 is at which rank of the draft's order the answer's token lies, given that the levels above hold the answer. Any drafter
-that can draft a static tree can be asked.
-"""
+that can draft a static tree can be asked."""
 
 import math
 from collections.abc import Sequence
@@ -43,9 +42,7 @@ def measured_tree(
     max_new_tokens: int = 64,
 ) -> StaticTree:
     """The best static tree of ``num_nodes`` nodes for this drafter, of ``depth`` levels and ``top_k`` ranks at most.
-
-    Measured on validation prompts of the standard library, which no evaluation decodes.
-    """
+    Measured on validation prompts of the standard library, which no evaluation decodes."""
     prompts = [encode(target.tokenizer, c.prompt_messages) for c in PythonStdlib().prompts("validation", limit)]
     fitting = [prompt for prompt in prompts if len(prompt) < target.max_length]
     decoder = Decoder(target)
@@ -59,10 +56,8 @@ def draft_ranks(
     drafter: "Drafter", target: "Target", answers: Sequence[Answer], depth: int, top: int
 ) -> list[list[Ranks]]:
     """Of every answer, at every token from its second on, the ranks of the answer's tokens in the draft made there.
-
     Ranks go as deep as they are below ``top``; the first that is not is None and the last. Near the end of an answer
-    they stop with it.
-    """
+    they stop with it."""
     drafter.bind(target)
     found: list[list[Ranks]] = []
     for first in range(0, len(answers), _SIDE_BY_SIDE):
@@ -72,10 +67,8 @@ def draft_ranks(
 
 def rank_accuracies(ranks: Sequence[Sequence[Ranks]], depth: int, top: int) -> list[list[float]]:
     """``[level][rank]``: of the drafts whose levels above were right, the share whose token of that rank is right too.
-
     ranks: as ``draft_ranks`` gives them. Levels below the last one that was ever right are left out, so a list may be
-    shorter than ``depth``; the first level is always there. Raises UserError if there was nothing to draft.
-    """
+    shorter than ``depth``; the first level is always there. Raises UserError if there was nothing to draft."""
     hits = torch.zeros(depth, top, dtype=torch.int64)
     tried = torch.zeros(depth, 1, dtype=torch.int64)
     for row in chain.from_iterable(ranks):
@@ -92,10 +85,8 @@ def rank_accuracies(ranks: Sequence[Sequence[Ranks]], depth: int, top: int) -> l
 
 def replayed_acceptance_length(ranks: Sequence[Sequence[Ranks]], tree: StaticTree) -> float:
     """The acceptance length of greedy decoding with ``tree``: its rounds, replayed on the ranks of ``draft_ranks``.
-
     Rounds begin where the one before ended, hence more often where drafts fail than rates over all positions would say.
-    A round that the end of an answer cuts short is left out. NaN without any round.
-    """
+    A round that the end of an answer cuts short is left out. NaN without any round."""
     paths = set(tree.paths)
     inner = {path[:-1] for path in paths}
     rounds = accepted = 0
@@ -119,7 +110,6 @@ def replayed_acceptance_length(ranks: Sequence[Sequence[Ranks]], tree: StaticTre
 def _ranks_of(
     drafter: "Drafter", target: "Target", answers: Sequence[Answer], depth: int, top: int
 ) -> list[list[Ranks]]:
-    """``draft_ranks`` of answers that are drafted side by side."""
     retold = [ReplayedAnswer(drafter, target, answer, depth * top) for answer in answers]
     for emitted in range(1, max(len(answer) for _, answer in answers)):
         here = [each for each in retold if emitted < len(each.answer)]
@@ -169,7 +159,6 @@ class _Search:
     @property
     def shape(self) -> StaticTree:
         """What to draft next: at every level the ``top`` likeliest children of the node on the path.
-
         The likeliest continuation is the best guess of the ranks still unknown; where it fails the rest is redrafted.
         """
         path = self._guess()

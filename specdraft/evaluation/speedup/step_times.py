@@ -4,8 +4,7 @@ Measured in the decode loop itself, so that nothing of a round is forgotten: the
 sampling, the rule, what the drafter reads back.
 
 Means, because a speedup is a ratio of sums. Where other work interrupts the machine, long passes meet an interruption
-more often than short ones, and a median would count it for the long ones alone.
-"""
+more often than short ones, and a median would count it for the long ones alone."""
 
 import math
 import time
@@ -41,10 +40,8 @@ class StepTime:
 
 class StepTimer:
     """Measures the step times of every shape, and of decoding without a draft, at every batch size.
-
-    The requests of a batch go on from the same text and stay in step. (A mixture-of-experts target reads fewer experts
-    for them than for requests that differ.)
-    """
+    The requests of a batch go on from the same text and stay in step. A mixture-of-experts target reads fewer experts
+    for them than for requests that differ."""
 
     def __init__(
         self,

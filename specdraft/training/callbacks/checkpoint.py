@@ -1,7 +1,6 @@
 """Checkpoints that a run can always be resumed from: the best by acceptance length, and the last.
 
-Everything is saved at the end of a step, never inside one: a Ctrl-C only asks, and the step that is under way ends.
-"""
+Everything is saved at the end of a step, never inside one: a Ctrl-C only asks, and the step that is under way ends."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -29,8 +28,7 @@ class RunCheckpoint(ModelCheckpoint):
     A state is saved every so many steps, after each measurement, at the end, and when interrupted. ``last.ckpt`` is a
     link to the newest; an earlier one is what a run resumes from if the newest is damaged.
 
-    Files may be written while training goes on. They are waited for before the next one, and before training ends.
-    """
+    Files may be written while training goes on. They are waited for before the next one, and before training ends."""
 
     def __init__(self, directory: str | Path, every_n_steps: int, keep: int, asynchronous: bool = False) -> None:
         """Save the last state every ``every_n_steps`` steps; ``asynchronous``: from a copy, in a thread."""

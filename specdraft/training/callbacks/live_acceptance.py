@@ -1,8 +1,7 @@
 """Live acceptance: while training, really decode held-out prompts with the current head, and keep the best one.
 
 Acceptance words are those of ``specdraft.decoding.metrics``. Prompts are dealt out over the ranks; the counts are
-summed, then divided once. Times are the first rank's own.
-"""
+summed, then divided once. Times are the first rank's own."""
 
 import math
 import time
@@ -203,7 +202,6 @@ class LiveAcceptance(Callback):
         return {"prompts": prompts} | decoding | asdict(self.sampling)
 
     def _holds(self, length: float, step: int) -> bool:
-        """Whether the directory has the head of that measurement."""
         try:
             training = read_config(self.directory)["extra"]["training"]
             return bool(training["step"] == step and training["live_acceptance_length"] == length)

@@ -22,11 +22,9 @@ _ENOUGH = 16  # of them, before there is one
 
 class LossGuard(Callback):
     """Writes the batches of a bad step into ``directory``, then stops the run or leaves the step out.
-
     It judges the loss of the whole step, of all ranks and accumulated batches, after backward and before the update.
     Every rank has the same number, so that all do the same. A step that is left out moves neither the weights nor the
-    optimizer's states; it counts as a step, and the data goes on.
-    """
+    optimizer's states; it counts as a step, and the data goes on."""
 
     def __init__(
         self, directory: str | Path, on_bad_loss: str = "stop", spike_factor: float | None = None, max_skipped: int = 10

@@ -2,8 +2,7 @@
 
 Each rank counts up a number in the store that the ranks met at, and says there for how long it has made no progress.
 The first rank watches all others, and they watch it: a rank that does not count any more was killed, hangs, or lost its
-machine or its network. Ranks that count but make no progress wait for each other in different collectives.
-"""
+machine or its network. Ranks that count but make no progress wait for each other in different collectives."""
 
 import os
 import sys

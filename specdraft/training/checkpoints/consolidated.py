@@ -1,8 +1,7 @@
 """Weights and optimizer states of a DeepSpeed run as one process would hold them, and back.
 
 The form is torch's own, ``module.state_dict()`` and ``optimizer.state_dict()``, in fp32: a file does not tell how many
-ranks wrote it, nor at which ZeRO stage. Every function here is called by every rank.
-"""
+ranks wrote it, nor at which ZeRO stage. Every function here is called by every rank."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain

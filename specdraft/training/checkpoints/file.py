@@ -69,7 +69,6 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """What the disk has said, if it is the cause, else the error itself."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__

@@ -30,10 +30,8 @@ def by_step(directory: Path, until: int | None = None) -> list[Path]:
 
 def find_resume(resume: str | None, family: Path, note: Callable[[str], None]) -> Path | None:
     """The checkpoint to continue from; instead of a damaged one it is the one before, and ``note`` is told.
-
     ``resume`` is None (start from scratch), "auto" (the newest run below ``family``, the directory that holds the
-    runs of one target and model), a ``.ckpt`` path or a run directory. Raises UserError where none is whole.
-    """
+    runs of one target and model), a ``.ckpt`` path or a run directory. Raises UserError where none is whole."""
     if resume is None:
         return None
     if resume == "auto":

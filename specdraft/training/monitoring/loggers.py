@@ -1,7 +1,6 @@
 """The loggers of a run, opened before any work, and what they are told of it: settings, code, data and target.
 
-A resumed run takes up the curves where they were left.
-"""
+A resumed run takes up the curves where they were left."""
 
 import csv
 import dataclasses
@@ -49,10 +48,8 @@ class StepwiseWandbLogger(WandbLogger):
 
 def build_loggers(config: DictConfig, directory: Path, resume: Path | None) -> list[Logger]:
     """The loggers that ``config.logger`` names. Raises UserError for a missing package or account, before any work.
-
     With a checkpoint to ``resume`` from, files in ``directory`` begin with the curves of its run up to its step, and
-    W&B goes on with the same run; without an answer of its server, offline.
-    """
+    W&B goes on with the same run; without an answer of its server, offline."""
     loggers: list[Logger] = []
     earlier, step = (None, 0) if resume is None else (resume.parent.parent, checkpoint_step(resume))
     rows = [] if earlier is None else _csv_rows(earlier, step)  # before a logger of the same directory replaces them

@@ -1,7 +1,6 @@
 """What is logged: sums and totals, added over batches, summed over ranks, divided once; and what the machine does.
 
-A mean of means is wrong as soon as batches or ranks hold different numbers of supervised positions.
-"""
+A mean of means is wrong as soon as batches or ranks hold different numbers of supervised positions."""
 
 import re
 from collections import Counter
@@ -45,11 +44,9 @@ class Counts:
 
 def ratios(counts: Mapping[str, float]) -> dict[str, float]:
     """Sums divided by their totals, under the names that dashboards show.
-
     ``NAME_sum / NAME_total`` is ``NAME``. A drafter's ``step_{s}/NAME_sum`` over ``step_{s}/row_total`` is
     ``NAME_{s}``, the loss being ``loss_step_{s}``. From its ``match`` (the share of rows whose drafted prefix equals
-    the target's own choices through step s) comes ``teacher_forced_acceptance_length`` = 1 + the sum over s.
-    """
+    the target's own choices through step s) comes ``teacher_forced_acceptance_length`` = 1 + the sum over s."""
     values: dict[str, float] = {}
     survival = []
     for name, value in counts.items():

@@ -3,8 +3,7 @@
 H = hidden size, A = heads * head size, T = tokens in a row, S = training-time-test steps, n = parameters, V / Vd =
 target / draft vocabulary.
 
-One multiply-add is 2 FLOPs. A weight costs 2 FLOPs per token forward and 4 backward (gradients of weight and input).
-"""
+One multiply-add is 2 FLOPs. A weight costs 2 FLOPs per token forward and 4 backward (gradients of weight and input)."""
 
 import re
 from dataclasses import dataclass

@@ -1,26 +1,23 @@
 """``plan=true``: what a run would need, before anything is loaded or launched.
 
-Everything is computed from configurations: modules are built on the meta device, where parameters have no memory.
-"""
+Everything is computed from configurations: modules are built on the meta device, where parameters have no memory."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Template
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedConfig
 
 from specdraft.entry import build
 from specdraft.errors import UserError
+from specdraft.rendering import render
 from specdraft.targets.target import PLACEMENTS
 from specdraft.training.devices import uses_gpus, world_size
 from specdraft.training.planning import costs
 from specdraft.training.planning.gpus import PER_NODE, find_gpu
 from specdraft.training.planning.meta_target import MetaTarget, bytes_per_parameter, shape_config, target_config
 
-_TEXT = Template(Path(__file__).with_name("plan.txt.jinja").read_text("utf-8"), trim_blocks=True)
 _GPUS = ("gpu", "cuda")
 
 
@@ -82,7 +79,7 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The plan as text."""
-        return _TEXT.render(plan=self).splitlines()
+        return render("training/planning/plan.txt.jinja", plan=self).splitlines()
 
 
 def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -> Plan:
