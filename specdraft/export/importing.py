@@ -83,7 +83,7 @@ def _read(directory: Path) -> dict[str, Tensor]:
     if not files and pickles:
         raise UserError(
             f"{directory / pickles[0]} is a pickle, which can run code when it is read: expected *.safetensors; if you "
-            "trust it: safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')"
+            "trust it, convert it with `safetensors.torch.save_file(torch.load(path, weights_only=True), path)`"
         )
     if not files:
         raise UserError(f"{directory} holds no weights: expected *.safetensors; check the path")

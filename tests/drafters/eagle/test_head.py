@@ -109,7 +109,7 @@ def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape, mo
             emitted, output = state.keys.length, state.output
             for token in path:
                 output = head._append([state.keys], [token[None]], output.feature)[0]
-            state.keys.length = emitted
+            state.keys.crop(emitted)
             torch.testing.assert_close(head._logits(output.hidden)[0], expected, rtol=1e-9, atol=1e-9)
             checked += 1
         above = paths
