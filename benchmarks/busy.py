@@ -1,9 +1,9 @@
 """A training beside a busy neighbor: the time of ``train.py`` alone and beside one process that keeps a core busy.
 
 ``python benchmarks/busy.py [--rounds 3] [--steps 100] [OVERRIDE ...]``. Both with threads that give their core away
-while they wait, as every command sets it (specdraft/threads.py), and with OpenMP's own choice, which is to spin. The
-four cases take turns. The time is that of the whole command, with the loading of torch and of the data, which a first
-run has put into the cache.
+while they wait, as every command sets it (specdraft/threads.py), and with OpenMP's own choice, which is to spin and
+takes long: ``--policy passive`` leaves it out. The cases take turns. The time is that of the whole command, with the
+loading of torch and of the data, which a first run has put into the cache.
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -59,21 +59,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100, help="of training (default 100)")
+    parser.add_argument("--policy", choices=POLICIES, action="append", help="one of the two alone (default: both)")
     parser.add_argument("overrides", nargs="*", help="more of train.py's settings")
     arguments = parser.parse_args()
 
+    policies = arguments.policy or list(POLICIES)
     overrides = [f"trainer.max_steps={arguments.steps}", "trainer=cpu", *arguments.overrides]
     with scratch() as name:
         run = partial(seconds, Path(name), overrides)
         run("passive", False)  # prepares the data
         cases = {
             f"{policy}, {'busy' if busy else 'idle'}": partial(run, policy, busy)
-            for policy in POLICIES
+            for policy in policies
             for busy in (False, True)
         }
         found = alternate(cases, arguments.rounds)
     result, rows = {}, []
-    for policy in POLICIES:
+    for policy in policies:
         idle, busy = (found[f"{policy}, {load}"] for load in ("idle", "busy"))
         ratio = median_ratio(busy, idle)
         result[policy] = {"idle_seconds": idle, "busy_seconds": busy, "busy_over_idle": ratio}
