@@ -51,7 +51,7 @@ test: lint ## style, types and tests, a process per core; ARGS goes to pytest
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses auto --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses auto --dist loadfile $(ARGS)
 
 reference: $(INSTALLED) ## write the first steps of every family again, after a change that was meant to change them
 	OMP_NUM_THREADS=1 $(RUN) -m tests.reference.curves
