@@ -26,6 +26,7 @@ from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.rank_heartbeat import broken_connections_explained
 from specdraft.training.checkpoints.resume import CHECKPOINTS
 from specdraft.training.devices import uses_gpus
+from specdraft.training.gloo import wait_for_gloo
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.loggers import close, log_identity
 from specdraft.training.monitoring.metrics import flops_per_token
@@ -78,6 +79,7 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
             raise KeyboardInterrupt from None
         raise
     finally:
+        wait_for_gloo()
         torch.set_float32_matmul_precision("highest")  # the evaluation compares tokens exactly
         close(loggers)
     if trainer.is_global_zero:
