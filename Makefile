@@ -7,14 +7,12 @@ VENV ?= .venv$(if $(filter-out python3 python,$(notdir $(PYTHON))),-$(notdir $(P
 INSTALLED := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 ARGS ?=
-# Compiling takes half of an installation, and most modules are never imported: Python compiles those that are.
-QUICKLY := -qq --disable-pip-version-check --no-compile
 
 # vLLM and speculators pin packages of their own, so each lives in an environment of its own.
 PARITY_VENV := .venv-parity
-PARITY_PIP := $(PARITY_VENV)/bin/python -m pip install $(QUICKLY) --no-deps
+PARITY_PIP := $(PARITY_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps
 PEERS_VENV := .venv-speculators
-PEERS_PIP := $(PEERS_VENV)/bin/python -m pip install $(QUICKLY)
+PEERS_PIP := $(PEERS_VENV)/bin/python -m pip install -qq --disable-pip-version-check
 
 export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
@@ -36,8 +34,8 @@ $(INSTALLED): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "error: $(PYTHON) is Python %d.%d: expected 3.11 to 3.13, name one with PYTHON=python3.12" % v)'
 	@test -x $(RUN) && $(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo 'installing requirements/dev.lock into $(VENV) (a minute or two, about 1.7 GB)'
-	@$(RUN) -m pip install $(QUICKLY) -r requirements/dev.lock
-	@$(RUN) -m pip install $(QUICKLY) --no-deps --no-build-isolation --editable .
+	@$(RUN) -m pip install -qq --disable-pip-version-check -r requirements/dev.lock
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 train: $(INSTALLED) ## train, evaluate and export a drafter; without ARGS on the embedded target
@@ -84,7 +82,7 @@ parity: $(INSTALLED) $(PARITY_VENV)/.installed ## the exported head in the real 
 # SGLang's packages need a GPU; its own files alone are enough to run its loader over plain layers.
 SGLANG := build/sglang-0.5.23
 $(SGLANG)/sglang: | $(INSTALLED)
-	@$(RUN) -m pip install $(QUICKLY) --no-deps --target $(SGLANG) sglang==0.5.23
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --target $(SGLANG) sglang==0.5.23
 
 parity-sglang: $(INSTALLED) $(SGLANG)/sglang ## the exported EAGLE-3 head in SGLang's own loader
 	PYTHONPATH=$(SGLANG) $(RUN) -m pytest -q tests/export/test_sglang.py
