@@ -25,6 +25,11 @@ def make_directory(path: Path) -> Path:
     return path
 
 
+def cache_directory() -> Path:
+    """Where what can be made again is kept: ``$SPECDRAFT_CACHE``, or ``~/.cache/specdraft``."""
+    return Path(os.environ.get("SPECDRAFT_CACHE") or "~/.cache/specdraft").expanduser()
+
+
 def _sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 

@@ -1,7 +1,6 @@
 """From the conversations of a source to packed sequences: answered or as they are, tokenized, kept on disk, packed."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -22,6 +21,7 @@ from specdraft.data.tokenization.cache import Flat, Notes, cached_examples, in_c
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.data.tokenization.tokenize import CHUNK, accepted, available_cores, tokenized
 from specdraft.errors import UserError
+from specdraft.files import cache_directory
 from specdraft.targets import Target
 from specdraft.text import fingerprint
 
@@ -78,7 +78,7 @@ class Preparation:
     @property
     def cache(self) -> Path:
         """Where answers and examples are kept: ``cache_dir``, ``$SPECDRAFT_CACHE``, or ``~/.cache/specdraft``."""
-        return Path(self.cache_dir or os.environ.get("SPECDRAFT_CACHE") or "~/.cache/specdraft").expanduser()
+        return Path(self.cache_dir).expanduser() if self.cache_dir else cache_directory()
 
     def settings(self) -> dict[str, Any]:
         """All that decides the sequences, JSON-able, as recorded with a store."""

@@ -101,26 +101,32 @@ class RewindableCache(Cache):
                     buffer[request, :, length : length + len(path)] = buffer[request].index_select(1, chosen)
             layer.lengths[request] = length + len(path)
 
-    def join(self, other: "RewindableCache") -> None:
-        """Append the requests of ``other`` after those held; buffers grow to the larger capacity of the two."""
-        if not self.lengths:
-            self.layers = other.layers
+    def join(self, others: Sequence["RewindableCache"]) -> None:
+        """Append the requests of ``others``, which are used up, after those held; buffers grow to the largest capacity.
+        All that is held is copied once."""
+        if others and not self.lengths:
+            self.layers, others = others[0].layers, others[1:]
+        if not others:
             return
-        for layer, added in zip(self.layers, other.layers, strict=True):
-            capacity = max(layer.capacity, added.capacity)
-            for each in (layer, added):
+        for layer, *added in zip(self.layers, *(other.layers for other in others), strict=True):
+            capacity = max(each.capacity for each in (layer, *added))
+            for each in (layer, *added):
                 if each.capacity < capacity:
                     each.reserve(capacity)
-            layer.keys = torch.cat([layer.keys, added.keys])
-            layer.values = torch.cat([layer.values, added.values])
-            layer.lengths = layer.lengths + added.lengths
+            layer.keys = torch.cat([layer.keys, *(each.keys for each in added)])
+            layer.values = torch.cat([layer.values, *(each.values for each in added)])
+            for each in added:
+                layer.lengths = layer.lengths + each.lengths
+                each.keys = each.values = layer.keys[:0]  # free: two whole copies of all layers may not fit
 
     def drop(self, request: int) -> None:
-        """Forget a request; those after it move up."""
+        """Forget a request; the last one takes its place, so that no other is copied."""
         for layer in self.layers:
-            del layer.lengths[request]
-            others = [index for index in range(len(layer.lengths) + 1) if index != request]
-            layer.keys, layer.values = layer.keys[others], layer.values[others]
+            for buffer in (layer.keys, layer.values):
+                buffer[request] = buffer[-1]
+            layer.keys, layer.values = layer.keys[:-1], layer.values[:-1]
+            layer.lengths[request] = layer.lengths[-1]
+            layer.lengths.pop()
 
 
 class _LayerSideBySide(DynamicLayer):

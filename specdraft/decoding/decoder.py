@@ -152,19 +152,22 @@ class Decoder:
         active: list[_Request] = []
         cache = self.target.new_cache(0)
         while True:
+            begun = []
             while len(active) < batch_size and (number := next(waiting, None)) is not None:
                 request, own = self._begin(number, prompts[number], max_new_tokens, seeds[number])
                 if self._finished(request):
                     yield number, self._end(request)
                     continue
-                cache.join(own)
+                begun.append(own)
                 active.append(request)
+            cache.join(begun)
             if not active:
                 return
             self._round(active, cache)
             for index in reversed(range(len(active))):
-                if self._finished(active[index]):
-                    request = active.pop(index)
+                if self._finished(request := active[index]):
+                    active[index] = active[-1]  # as in the cache; it is looked at already
+                    active.pop()
                     cache.drop(index)
                     yield request.number, self._end(request)
 

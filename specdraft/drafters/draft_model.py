@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -134,6 +133,8 @@ class DraftModel(BatchDrafter):
     def adapt(self, lora: Mapping[str, Any]) -> None:
         """Freeze the model and add trainable adapters: peft's ``LoraConfig`` with ``alpha`` for ``lora_alpha``. Raises
         UserError for options that peft does not take, and for adapters on the head, which the loss fuses."""
+        from peft import LoraConfig, get_peft_model  # here, because other drafters start a second earlier without it
+
         options = {"target_modules": "all-linear", **json.loads(json.dumps(dict(lora)))}
         self._arguments["lora"] = dict(options)
         if "alpha" in options:

@@ -81,13 +81,16 @@ class Rows:
                     assert torch.equal(part[row, :, : whole.shape[1]], whole)
                     assert part.isfinite().all()  # beyond a short row's end, too: masked, but read
 
-    def join(self, length: int, capacity: int) -> None:
-        row = RewindableCache(len(self.layers), capacity)
-        for index, layer in enumerate(self.layers):
-            new = self.random(1, length)
-            row.update(*new, index)
-            layer.append((new[0][0], new[1][0]))
-        self.cache.join(row)
+    def join(self, *sizes: tuple[int, int]) -> None:
+        """Rows of ``(length, capacity)``, all at once."""
+        joining = []
+        for length, capacity in sizes:
+            joining.append(RewindableCache(len(self.layers), capacity))
+            for index, layer in enumerate(self.layers):
+                new = self.random(1, length)
+                joining[-1].update(*new, index)
+                layer.append((new[0][0], new[1][0]))
+        self.cache.join(joining)
 
     def keep(self, row: int, length: int, path: Sequence[int]) -> None:
         kept = [*range(length), *(length + offset for offset in path)]
@@ -97,7 +100,8 @@ class Rows:
 
     def drop(self, row: int) -> None:
         for layer in self.layers:
-            del layer[row]
+            layer[row] = layer[-1]
+            layer.pop()
         self.cache.drop(row)
 
     def lengths(self) -> list[int]:
@@ -119,7 +123,7 @@ class Rows:
 def test_an_accepted_path_moves_up_to_where_the_text_goes_on(path):
     rows = Rows()
     for length in (5, 2, 9):
-        rows.join(length, 16)
+        rows.join((length, 16))
     rows.read(7)  # the last token and six nodes
     rows.keep(1, 3, path)
     rows.check()
@@ -131,7 +135,7 @@ def test_an_accepted_path_moves_up_to_where_the_text_goes_on(path):
 def test_a_row_that_keeps_nothing_new_is_as_before():
     rows = Rows()
     for length in (3, 6):
-        rows.join(length, 8)
+        rows.join((length, 8))
     rows.read(3)
     for row, length in enumerate((3, 6)):
         rows.keep(row, length, ())
@@ -142,21 +146,43 @@ def test_a_row_that_keeps_nothing_new_is_as_before():
 @pytest.mark.parametrize("capacities", [(4, 4), (4, 40), (40, 4)])
 def test_joined_rows_of_other_capacities(capacities):
     rows = Rows()
-    for length, capacity in zip((3, 4), capacities, strict=True):
-        rows.join(length, capacity)
+    for size in zip((3, 4), capacities, strict=True):
+        rows.join(size)
     rows.check()
     assert {layer.capacity for layer in rows.cache.layers} == {max(capacities)}
 
 
+def test_rows_that_join_at_once_are_copied_once():
+    rows = Rows()
+    rows.join((3, 4), (5, 9), (1, 1))
+    rows.check()
+    before = [layer.keys for layer in rows.cache.layers]
+    rows.join()
+    assert all(layer.keys is keys for layer, keys in zip(rows.cache.layers, before, strict=True))
+    rows.join((2, 2), (12, 12))
+    rows.check()
+    rows.read(3)
+    rows.check()
+
+
+def test_a_drop_copies_no_other_row():
+    rows = Rows()
+    rows.join((3, 4), (5, 9), (1, 1))
+    before = [layer.keys.data_ptr() for layer in rows.cache.layers]
+    rows.drop(0)
+    assert [layer.keys.data_ptr() for layer in rows.cache.layers] == before
+    rows.check()
+
+
 @pytest.mark.parametrize("row", [0, 1, 2])
-def test_a_dropped_row_lets_the_others_move_up(row):
+def test_the_last_row_takes_the_place_of_a_dropped_one(row):
     rows = Rows()
     for length in (5, 1, 3):
-        rows.join(length, 4)
+        rows.join((length, 4))
     rows.drop(row)
     rows.check()
     rows.read(2)
-    rows.join(4, 2)
+    rows.join((4, 2))
     rows.read(1)
     rows.check()
 
@@ -169,7 +195,7 @@ def test_a_long_life_against_the_plain_reference(seed):
         return int(torch.randint(low, high + 1, (), generator=g))
 
     rows = Rows()
-    rows.join(3, 2)
+    rows.join((3, 2))
     for _ in range(25):
         before = rows.lengths()
         size = number(1, 6)
@@ -181,12 +207,12 @@ def test_a_long_life_against_the_plain_reference(seed):
         if len(before) > 1 and number(0, 3) == 0:
             rows.drop(number(0, len(before) - 1))
         if len(before) < 4 and number(0, 2) == 0:
-            rows.join(number(1, 9), number(1, 20))
+            rows.join(*((number(1, 9), number(1, 20)) for _ in range(number(1, 2))))
         rows.check()
 
 
 def test_a_path_cannot_be_longer_than_what_was_read():
     rows = Rows()
-    rows.join(4, 4)
+    rows.join((4, 4))
     with pytest.raises(AssertionError):
         rows.cache.keep(0, 3, (0, 1))

@@ -62,14 +62,11 @@ def one_by_one(target: Target, text: Tensor, tree: DraftTree) -> Tensor:
 
 def in_one_pass(target: Target, texts: list[Tensor], trees: list[DraftTree]) -> list[Tensor]:
     """Of every row its ``[N + 1, V]``: prefill all but the last token, then read it and the tree."""
-    cache = target.new_cache(0)
-    for number, text in enumerate(texts):
-        row = target.new_cache(4)
+    rows = [target.new_cache(4) for _ in texts]
+    for text, row in zip(texts, rows, strict=True):
         target.step(text[None, :-1], row)
-        if number:
-            cache.join(row)
-        else:
-            cache = row
+    cache = target.new_cache(0)
+    cache.join(rows)
     size = 1 + max(len(tree) for tree in trees)
     longest = max(cache.lengths)
     tokens = torch.zeros((len(texts), size), dtype=torch.int64)

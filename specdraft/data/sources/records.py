@@ -14,9 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from datasets import load_dataset
-from pyarrow import ArrowException
-from pyarrow.parquet import ParquetFile
 
 from specdraft.data.sources.base import SPLITS
 from specdraft.errors import UserError
@@ -106,6 +103,9 @@ def _read_array(path: Path) -> Iterator[Record]:
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
+    from pyarrow import ArrowException  # here, because most runs need neither it nor datasets, which take a second
+    from pyarrow.parquet import ParquetFile
+
     try:
         with ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=1024)
@@ -116,6 +116,8 @@ def _read_parquet(path: Path) -> Iterator[Record]:
 
 
 def _read_dataset(name: str, subset: str | None, dataset_split: str, streaming: bool) -> Iterator[Record]:
+    from datasets import load_dataset
+
     try:
         records = load_dataset(name, subset, split=dataset_split, streaming=streaming)
     except Exception as error:  # no such name, split or subset, no network, no room: datasets raises what it likes

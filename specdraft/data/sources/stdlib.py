@@ -6,12 +6,15 @@ list that could go stale."""
 
 import ast
 import hashlib
+import json
 import os
+import sys
 import sysconfig
 import textwrap
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +22,8 @@ import numpy as np
 
 from specdraft.data.sources.base import Conversation, Selection, check_request, digest
 from specdraft.errors import UserError
+from specdraft.files import cache_directory, write_text
+from specdraft.text import fingerprint
 
 # 99.5 % of the library's prompts are shorter, and 2,000 characters of Python are some 600 tokens: with room for an
 # answer they fit a context of 1,024.
@@ -128,7 +133,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
         yield node
 
 
-@cache  # parsing the library takes seconds, and a run asks for several splits
+@cache
 def _conversations(root: str | None, include_tests: bool, split: str) -> tuple[Conversation, ...]:
     """All conversations of a split, shuffled by a hash of their ids."""
     folder = Path(root) if root else None
@@ -137,13 +142,33 @@ def _conversations(root: str | None, include_tests: bool, split: str) -> tuple[C
     known = () if split == "train" else _conversations(root, include_tests, "train")
     taken = {conversation.prompt_messages[0]["content"] for conversation in known}
     found: list[Conversation] = []
-    for path in files(folder):
-        if split_of(path) != split or (is_test(path) and not include_tests):
-            continue
-        for function in functions(read(path, folder), path):
-            if function.prompt not in taken:
-                taken.add(function.prompt)
-                category = "method" if function.is_method else "function"
-                prompt = ({"role": "user", "content": function.prompt},)
-                found.append(Conversation(f"{path}:{function.line}:{function.name}", category, prompt, function.body))
+    for function in _all_functions(folder, include_tests):
+        if split_of(function.path) == split and function.prompt not in taken:
+            taken.add(function.prompt)
+            category = "method" if function.is_method else "function"
+            prompt = ({"role": "user", "content": function.prompt},)
+            name = f"{function.path}:{function.line}:{function.name}"
+            found.append(Conversation(name, category, prompt, function.body))
     return tuple(sorted(found, key=lambda c: hashlib.sha256(c.id.encode()).digest()))
+
+
+@cache
+def _all_functions(root: Path | None, include_tests: bool) -> tuple[Function, ...]:
+    """Those of all files. Parsing takes seconds, of every rank and every run, so the library's are kept on disk."""
+    paths = [path for path in files(root) if include_tests or not is_test(path)]
+    if root is not None:
+        return tuple(_parsed(root, paths))
+    root = Path(sysconfig.get_path("stdlib"))
+    stats = [(path, stat.st_size, stat.st_mtime_ns) for path in paths for stat in [(root / path).stat()]]
+    kept = cache_directory() / "python-stdlib" / f"{fingerprint([sys.version, stats, Path(__file__).read_text()])}.json"
+    with suppress(OSError, ValueError, TypeError):  # not there, or damaged
+        return tuple(Function(*fields) for fields in json.loads(kept.read_text()))
+    found = tuple(_parsed(root, paths))
+    with suppress(OSError, UserError):  # a home that cannot be written to costs these seconds again, no more
+        write_text(kept, json.dumps([astuple(function) for function in found]))
+    return found
+
+
+def _parsed(root: Path, paths: list[str]) -> Iterator[Function]:
+    for path in paths:
+        yield from functions(read(path, root), path)

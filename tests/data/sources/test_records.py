@@ -36,7 +36,7 @@ def test_data_sets_by_name(monkeypatch: pytest.MonkeyPatch, streaming: bool) -> 
         data = Dataset.from_list([chat(n) for n in range(60)])
         return data.to_iterable_dataset() if streaming else data
 
-    monkeypatch.setattr("specdraft.data.sources.records.load_dataset", load)
+    monkeypatch.setattr("datasets.load_dataset", load)
     source = Conversations("people/talks", subset="en", dataset_split="sft", streaming=streaming, max_rows=50)
     assert len(everything(source)) == 50
     assert set(asked) == {("people/talks", "en", "sft", streaming)}
@@ -47,6 +47,6 @@ def test_a_data_set_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*_: Any, **__: Any) -> None:
         raise ConnectionError("no network\nhere")
 
-    monkeypatch.setattr("specdraft.data.sources.records.load_dataset", fail)
+    monkeypatch.setattr("datasets.load_dataset", fail)
     with pytest.raises(UserError, match=r"people/talks \(default, train\) cannot be loaded \(no network here\)"):
         Conversations("people/talks").conversations("train")

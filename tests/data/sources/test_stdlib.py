@@ -4,7 +4,7 @@ import pytest
 
 from specdraft.data.sources import stdlib
 from specdraft.data.sources.base import SPLITS, Conversation
-from specdraft.data.sources.stdlib import MAX_PROMPT_CHARACTERS, PythonStdlib
+from specdraft.data.sources.stdlib import MAX_PROMPT_CHARACTERS, PythonStdlib, functions
 from specdraft.errors import UserError
 
 
@@ -95,3 +95,35 @@ def test_a_folder_without_functions_is_refused(tmp_path: Path) -> None:
         PythonStdlib(root=str(tmp_path)).conversations("train")
     with pytest.raises(UserError, match="does not exist"):
         PythonStdlib(root=str(tmp_path / "nowhere")).conversations("train")
+
+
+@pytest.fixture
+def parses(monkeypatch, tmp_path):
+    """How many files were parsed, with an empty cache on disk; of the library, three files."""
+    calls: list[str] = []
+
+    def counted(source: str, path: str):
+        calls.append(path)
+        return functions(source, path)
+
+    monkeypatch.setenv("SPECDRAFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(stdlib, "functions", counted)
+    monkeypatch.setattr(stdlib, "files", lambda root=None: ["ast.py", "json/decoder.py", "textwrap.py"])
+    stdlib._all_functions.cache_clear()
+    yield calls
+    stdlib._all_functions.cache_clear()
+
+
+def test_the_library_is_parsed_once_for_all_runs(parses, tmp_path):
+    first = stdlib._all_functions(None, False)
+    stdlib._all_functions.cache_clear()  # another run
+    assert stdlib._all_functions(None, False) == first and len(parses) == 3
+    (kept,) = (tmp_path / "cache" / "python-stdlib").iterdir()
+    kept.write_text("[[1]]")  # damaged
+    stdlib._all_functions.cache_clear()
+    assert stdlib._all_functions(None, False) == first and len(parses) == 6
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(parses, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    assert stdlib._all_functions(None, False) and len(parses) == 3
