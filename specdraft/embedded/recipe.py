@@ -17,7 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdraft.data.sources import stdlib
 from specdraft.embedded.corpus import LENGTH, documents, sequences
-from specdraft.embedded.measure_target import write_card
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.files import atomic_directory, atomic_file
 from specdraft.training.schedule import OptimizerSettings
@@ -99,7 +98,7 @@ def train(out: Path, steps: int, compile_model: bool, seed: int = 0) -> None:
             with atomic_directory(out) as temporary:
                 copy.deepcopy(model).bfloat16().save_pretrained(temporary)
                 tokenizer.save_pretrained(temporary)
-    write_card(out, steps)
+    print(f"python benchmarks/embedded_target.py {out} --steps {steps} measures it and writes its model card")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import os
 import sys
 import sysconfig
 import textwrap
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -107,7 +106,7 @@ def functions(source: str, path: str) -> Iterator[Function]:
     except (SyntaxError, ValueError, RecursionError):
         return
     lines = source.splitlines()
-    for node in _statements(tree):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or ast.get_docstring(node) is None:
             continue
         doc_end = node.body[0].end_lineno or 0
@@ -121,16 +120,6 @@ def functions(source: str, path: str) -> Iterator[Function]:
             first = (*node.args.posonlyargs, *node.args.args)[:1]
             is_method = bool(first) and first[0].arg in ("self", "cls")
             yield Function(path, node.name, prompt, body, node.lineno, is_method)
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Those of ``ast.walk`` that may hold a function, in its order: a tenth of the nodes."""
-    waiting: deque[ast.AST] = deque([tree])
-    while waiting:
-        node = waiting.popleft()
-        for field in ("body", "handlers", "orelse", "finalbody", "cases"):
-            waiting.extend(getattr(node, field, ()))
-        yield node
 
 
 @cache
@@ -156,19 +145,15 @@ def _conversations(root: str | None, include_tests: bool, split: str) -> tuple[C
 def _all_functions(root: Path | None, include_tests: bool) -> tuple[Function, ...]:
     """Those of all files. Parsing takes seconds, of every rank and every run, so the library's are kept on disk."""
     paths = [path for path in files(root) if include_tests or not is_test(path)]
+    parsed = (function for path in paths for function in functions(read(path, root), path))
     if root is not None:
-        return tuple(_parsed(root, paths))
-    root = Path(sysconfig.get_path("stdlib"))
-    stats = [(path, stat.st_size, stat.st_mtime_ns) for path in paths for stat in [(root / path).stat()]]
+        return tuple(parsed)
+    library = Path(sysconfig.get_path("stdlib"))
+    stats = [(path, stat.st_size, stat.st_mtime_ns) for path in paths for stat in [(library / path).stat()]]
     kept = cache_directory() / "python-stdlib" / f"{fingerprint([sys.version, stats, Path(__file__).read_text()])}.json"
     with suppress(OSError, ValueError, TypeError):  # not there, or damaged
         return tuple(Function(*fields) for fields in json.loads(kept.read_text()))
-    found = tuple(_parsed(root, paths))
+    found = tuple(parsed)
     with suppress(OSError, UserError):  # a home that cannot be written to costs these seconds again, no more
         write_text(kept, json.dumps([astuple(function) for function in found]))
     return found
-
-
-def _parsed(root: Path, paths: list[str]) -> Iterator[Function]:
-    for path in paths:
-        yield from functions(read(path, root), path)

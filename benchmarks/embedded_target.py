@@ -1,9 +1,11 @@
 """Measure the embedded target: its held-out loss, and how much of what it writes is repetition.
 
-    python -m specdraft.embedded.measure_target DIR
+``python benchmarks/embedded_target.py DIR`` writes both into the model card of what specdraft/embedded/recipe.py
+trained. A target that repeats itself makes every drafter look good, so the share of distinct 4-grams stands beside the
+loss.
+"""
 
-A target that repeats itself makes every drafter look good, so its model card gives the share of distinct 4-grams beside
-the loss."""
+import specdraft.threads  # noqa: F401  # first of all
 
 import argparse
 import math
