@@ -88,7 +88,7 @@ class LossyRule(ABC):
             raise ValueError("the divergence of a lossy rule is known in closed form for chains only")
         if len(tree) == 0:
             return 0.0
-        q = torch.zeros_like(p[0]).index_fill_(0, tree.tokens[:1], 1.0) if tree.q is None else tree.q[0]
+        q = torch.nn.functional.one_hot(tree.tokens[0], p.shape[1]).to(p) if tree.q is None else tree.q[0]
         accepted, rest = self.first_token(q, p[0])
         emitted = q * accepted
         emitted = emitted + (1 - emitted.sum()) * rest
@@ -113,7 +113,7 @@ class Ears(LossyRule):
 
     def first_token(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """See ``LossyRule``."""
-        ratio = torch.where(q > 0, p / q.clamp(min=torch.finfo(q.dtype).tiny), 0.0)
+        ratio = p / q.clamp(min=torch.finfo(q.dtype).tiny)
         accepted = (ratio + self.tolerance * (1 - p.max())).clamp(max=1.0)
         left = (p - q).clamp(min=0.0)
         return accepted, left / left.sum() if left.sum() > 0 else p

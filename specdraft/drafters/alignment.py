@@ -46,7 +46,7 @@ def align(batch: Batch, num_steps: int) -> Alignment:
     starts = torch.where(begins, index, 0).cummax(0).values
     beyond = starts.new_zeros(num_steps + 1)
     document = torch.cat([starts, beyond])  # [R + S + 1]
-    learned = torch.cat([batch.loss_mask.flatten() & (ids >= 0), beyond > 0])
+    learned = torch.cat([batch.loss_mask.flatten() & (ids >= 0), beyond.bool()])
 
     def follows(offset: int) -> Tensor:
         there = slice(offset, offset + size)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdraft.data.packing import PackedSegments, pack, pack_flat, padding
+from specdraft.data.packing import PackedSegments, PackedTensor, pack, pack_flat, padding
 from specdraft.data.tokenization.cache import cached_examples, flatten, in_chunks
 from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
@@ -43,6 +43,8 @@ def test_no_token_is_lost_and_positions_restart(seed: int) -> None:
     batch, report = pack(given, 64)
     assert sorted(documents(batch)) == sorted(given)
     assert report.documents == 100
+    assert report.sequences == len(batch.input_ids)
+    assert (batch.document_ids >= 0).any(1).all()
     assert report.tokens == sum(len(e.input_ids) for e in given) == int((batch.document_ids >= 0).sum())
     assert report.supervised_tokens == int(batch.loss_mask.sum())
     assert (report.split, report.unsupervised) == (0, 0)
@@ -120,9 +122,44 @@ def test_a_prompt_alone_is_left_out_and_a_long_one_is_shortened() -> None:
     assert (report.split, report.unsupervised, report.supervised_tokens) == (1, 1, 50)
 
 
+@pytest.mark.parametrize(("first", "starts"), [(47, [0]), (48, [32]), (50, [34]), (63, [47])])
+def test_a_piece_begins_with_the_example_or_a_quarter_before_what_it_teaches(first: int, starts: list[int]) -> None:
+    long = Example(list(range(80)), [first <= i < 64 for i in range(80)])
+    assert [ids[0] for ids, _ in documents(pack([long], 64)[0])] == starts
+
+
 def test_packing_is_deterministic() -> None:
     first, second = pack(examples(50, 30), 64)[0], pack(examples(50, 30), 64)[0]
     assert torch.equal(first.input_ids, second.input_ids)
+
+
+def test_the_digest_is_of_all_places_and_of_the_length() -> None:
+    def digest(*lengths: int, sequence_length: int = 64) -> bytes:
+        return pack_flat(flatten([Example([1] * n, [True] * n) for n in lengths]), sequence_length)[0].digest()
+
+    digests = [digest(30, 20), digest(20, 30), digest(30, 21), digest(30, 20, sequence_length=65), digest(30, 40)]
+    assert len(set(digests)) == len(digests)
+    assert digest(30, 20) == digests[0]
+
+
+def test_a_tensor_of_sequences_gives_back_what_it_was_made_of() -> None:
+    batch, _ = pack([*examples(20, 30), Example([0, 0, 1, 1], [False, True, False, True])], 32)
+    packed = PackedTensor.of(batch)
+    assert packed.tensor.dtype == torch.int32 and packed.sequence_length == 32
+    assert same(packed.whole(), batch)
+    end = len(packed)
+    chosen = packed.__getitems__([2, end, 0, end + 3])
+    for name, value in vars(chosen).items():
+        assert torch.equal(value[[0, 2]], vars(batch)[name][[2, 0]])
+        assert torch.equal(value[[1, 3]], vars(padding(2, 32))[name])
+
+
+@pytest.mark.parametrize(("sequence_length", "sizes"), [(2**17, [2, 1]), (2**18 - 1, [1] * 3), (2**19, [1] * 3)])
+def test_blocks_are_all_sequences_in_their_order(sequence_length: int, sizes: list[int]) -> None:
+    tensor = torch.arange(3, dtype=torch.int32)[:, None, None].expand(3, 3, sequence_length)
+    blocks = list(PackedTensor(tensor).blocks())
+    assert [len(block.input_ids) for block in blocks] == sizes
+    assert torch.cat([block.input_ids[:, -1] for block in blocks]).tolist() == [0, 1, 2]
 
 
 def test_dtypes_and_shapes() -> None:
@@ -138,6 +175,7 @@ def test_nothing_to_learn_is_refused() -> None:
         pack([Example([1, 2], [False, False])], 64)
     with pytest.raises(UserError, match="sequence_length is 1"):
         pack(examples(2, 4), 1)
+    assert pack(examples(3, 2), 2)[1].sequences == 3
 
 
 def test_sequences_are_made_when_asked_for_also_in_another_process(tmp_path: Path) -> None:
@@ -148,7 +186,9 @@ def test_sequences_are_made_when_asked_for_also_in_another_process(tmp_path: Pat
     assert same(packed.whole(), expected)
     order = [3, 0, 3, 1]
     sent: PackedSegments = pickle.loads(pickle.dumps(packed))
-    assert isinstance(sent.tokens, np.memmap)
+    assert isinstance(sent.tokens, np.memmap) and sent.tokens.filename == found.flat.tokens.filename
+    alone, _ = pack_flat(flatten(given), 16)
+    assert same(pickle.loads(pickle.dumps(alone)).whole(), expected)
     for some in (packed, sent):
         chosen = some.__getitems__(order)
         assert all(torch.equal(value, vars(expected)[name][order]) for name, value in vars(chosen).items())

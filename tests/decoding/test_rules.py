@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdraft.decoding import rules
 from specdraft.decoding.sampling import Sampling, sample
-from specdraft.decoding.tree import DraftTree
+from specdraft.decoding.tree import ROOT, DraftTree
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities, same_rate
 
 V, DRAWS = 6, 2000
@@ -167,6 +167,20 @@ def test_certain_and_impossible_candidates():
         assert rules.rejection_sampling(DraftTree.chain(torch.tensor([2, 4])), p, g) == ((0, 1), 1)
         assert rules.rejection_sampling(DraftTree.chain(torch.tensor([2, 3])), p, g) == ((0,), 4)
         assert rules.rejection_sampling(DraftTree.chain(torch.tensor([0, 4])), p, g) == ((), 2)
+
+
+def test_what_the_target_never_says_is_rejected_even_by_a_draw_of_zero(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *size, **options: torch.zeros(*size, dtype=options["dtype"]))
+    p = torch.tensor([[0.0, 0.0, 1.0]] * 3)
+    siblings = DraftTree(torch.tensor([0, 1]), torch.tensor([ROOT, ROOT]))
+    for draft in (DraftTree.chain(torch.tensor([0])), siblings):
+        assert rules.rejection_sampling(draft, p, None) == ((), 2)
+
+
+def test_a_rejection_that_only_rounding_explains_draws_from_the_target(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *size, **options: torch.ones(*size, dtype=options["dtype"]))
+    p = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])  # r = norm(max(p - q, 0)) would be 0 / 0
+    assert rules.rejection_sampling(DraftTree.chain(torch.tensor([1]), p[:1].clone()), p, None) == ((), 1)
 
 
 def test_an_empty_draft_is_plain_decoding():

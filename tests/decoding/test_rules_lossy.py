@@ -98,6 +98,15 @@ def test_ears_widens_acceptance_of_siblings_too():
     assert accepted == pytest.approx((1 - 0.1) * (0.2 + 0.1), abs=0.04)
 
 
+def test_ears_widens_acceptance_of_sampled_siblings_too():
+    # The first sibling, drawn from a point mass where p is 0, has the allowance alone, 0.2 * 0.5; then r is p.
+    p = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0, 0], [1 / V] * V, [1 / V] * V])
+    q = torch.tensor([[0.0, 0.0, 0.0, 1.0, 0, 0], [0.2, 0.0, 0.8, 0.0, 0, 0]])
+    tree = DraftTree(torch.tensor([3, 2]), torch.tensor([ROOT, ROOT]), q)
+    accepted = acceptance_rate(rules.Ears(0.2), tree, p, node=1)
+    assert accepted == pytest.approx((1 - 0.1) * (0.2 / 0.8 + 0.1), abs=0.04)
+
+
 @pytest.mark.parametrize("kind", ["near", "far", "missing"])
 @pytest.mark.parametrize("rule", [rules.Ears(0.4), rules.Typical()], ids=str)
 def test_lossy_rules_emit_what_their_formulas_say(kind, rule):
@@ -157,6 +166,8 @@ def test_a_token_at_the_threshold_is_not_typical():
     g = torch.Generator().manual_seed(0)
     assert rules.Typical(epsilon=0.5, delta=1.0)(tree, p, g).path == ()
     assert rules.Typical(epsilon=0.49, delta=1.0)(tree, p, g).path == (0,)
+    assert rules.Typical(epsilon=0.5, delta=1.0).divergence(tree, p) == 0  # rejected, and drawn from p
+    assert rules.Typical(epsilon=0.49, delta=1.0).divergence(tree, p) == pytest.approx(0.5)
 
 
 def test_the_longest_typical_path_wins_and_the_first_of_equals():
@@ -192,6 +203,13 @@ def test_a_tolerance_below_zero_is_refused(tolerance):
         rules.Ears(tolerance)
 
 
+def test_limits_of_the_lossy_rules_are_allowed():
+    for rule in (rules.Typical(0.0, 0.0), rules.Typical(1.0, 1.0), rules.Ears(0.0)):
+        assert rules.describe(rule).startswith("lossy: ")
+    assert rules.describe(rules.Ears()) == "lossy: Ears(tolerance=0.1)"
+    assert rules.describe(rules.Typical()) == "lossy: Typical(epsilon=0.09, delta=0.3)"
+
+
 @pytest.mark.parametrize("thresholds", [{"epsilon": -0.1}, {"epsilon": 1.1}, {"delta": -0.1}, {"delta": 2.0}])
 def test_thresholds_outside_probabilities_are_refused(thresholds):
     with pytest.raises(UserError, match=r"typical acceptance has .*: expected both within 0 to 1"):
@@ -214,6 +232,22 @@ def test_the_divergence_that_is_printed_is_that_of_what_is_emitted(kind, sampled
         expected = torch.bincount(torch.tensor(first), minlength=V) / DRAWS
     noise = 1e-5 if sampled else 0.03
     assert rule.divergence(tree, p) == pytest.approx(total_variation(expected, process.p[0]), abs=noise)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("rule", [rules.Ears(0.4), rules.Typical()], ids=str)
+def test_what_follows_the_first_token_does_not_change_its_divergence(rule, sampled):
+    process = Markov("far", Sampling(1.2))
+    tokens, p, q = torch.tensor([0, 3, 1]), process.p[[0, 2, 4, 5]], process.q[[0, 2, 4]]
+    assert not torch.equal(p[0], p[1]) and not torch.equal(q[0], q[1])
+    alone = DraftTree.chain(tokens[:1], q[:1] if sampled else None)
+    longer = DraftTree.chain(tokens, q if sampled else None)
+    assert rule.divergence(longer, p) == rule.divergence(alone, p[:2]) > 0
+
+
+def test_a_draft_drawn_from_the_target_itself_diverges_by_nothing():
+    p = Markov("far", Sampling(1.2)).p[:2]
+    assert rules.Ears(0.4).divergence(DraftTree.chain(torch.tensor([0]), p[:1]), p) == pytest.approx(0, abs=1e-6)
 
 
 def test_divergence_is_known_for_chains_only():

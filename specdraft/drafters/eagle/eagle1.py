@@ -31,6 +31,7 @@ class Eagle(EagleHead):
     ``midlayer.*`` as ``layers.0.*``, and shares embedding and LM head with the target if the file has neither."""
 
     training_options = EagleHead.training_options | {"regression_weight", "distillation_weight", "feature_noise"}
+    residual_widths = 8
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,7 @@ class EagleHead(BatchDrafter):
 
     target: Target
     training_options = frozenset({"ttt_steps", "step_decay", "divergence"})
+    residual_widths: ClassVar[int] = 14  # hidden states that a step keeps for backward beside attention and MLP
 
     def __init__(
         self,
@@ -141,10 +142,9 @@ class EagleHead(BatchDrafter):
         """The layer's inputs at every step, and the target's features."""
         config, hidden = self.layer_config, self.layer_config.hidden_size
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-        # residuals, norms and their fp32 copies, embedding and feature, q k v and rotated q k, attention out, gated MLP
-        per_step = 14 * hidden + 2 * attention + 4 * config.intermediate_size
-        per_row = self.ttt_steps * per_step + len(self.layers) * hidden
-        return float(per_row * tokens * element)
+        # residuals, norms and their fp32 copies, embedding and feature; q k v and rotated q k, attention out; gated MLP
+        per_step = self.residual_widths * hidden + 2 * attention + 4 * config.intermediate_size
+        return float((self.ttt_steps * per_step + len(self.layers) * hidden) * tokens * element)
 
     def start(self, first_token: int, max_length: int) -> EagleState:
         """An empty state; the first token has no feature before it, so the head never sees it."""

@@ -1,6 +1,7 @@
 """The EAGLE family: training and decoding are the same function, on chains and trees; packing changes nothing."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_tree_builder import grow
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.eagle import head as head_module
-from specdraft.drafters.eagle.head import attend_cached
+from specdraft.drafters.eagle.head import attend_cached, shape_of
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
@@ -326,7 +327,7 @@ def test_flops_are_those_that_a_step_takes(kind, steps):
     length, width = 200, target.hidden_size
     ids = torch.arange(length)[None]
     batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
-    head = kind.for_target(target, ttt_steps=steps)
+    head = kind.for_target(target, None if kind is Eagle else torch.arange(64), ttt_steps=steps)
     features = features_of(head, batch)
     with CountedFlops() as counted:
         head.training_loss(batch, features, target).loss.backward()
@@ -337,6 +338,67 @@ def test_flops_are_those_that_a_step_takes(kind, steps):
     assert forward + backward - attention == pytest.approx(matrices / length, rel=0.05 if kind is Eagle else 0.02)
     assert attention == pytest.approx(counted.count["bmm"] / 2 / length, rel=0.3)
     assert backward > forward > attention / 3
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+@pytest.mark.parametrize("wide", [{"hidden_size": 512}, {"intermediate_size": 1024}, {"head_dim": 128}], ids=str)
+def test_activation_bytes_are_what_backward_keeps(kind, steps, wide):
+    """In bf16, where one of the three parts of the estimate outweighs the others."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 8}
+    target = Target.from_model(tiny_llama(vocab_size=256, context=256, num_hidden_layers=6, **sizes | wide).bfloat16())
+    ids = torch.arange(200)[None]
+    batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    head = kind.for_target(target, ttt_steps=steps).bfloat16()
+    features = features_of(head, batch)
+    weights = {each.untyped_storage().data_ptr() for each in (*head.parameters(), target.embedding_weight)}
+    kept = {}  # by storage: alive, so that none is counted for another
+
+    def keep(tensor):
+        if tensor.numel() > 1000 and tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        head._unroll(align(batch, steps), head._feature(features))
+    held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert head.activation_bytes(200, 2) == pytest.approx(held, rel=0.12)
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+def test_parts_of_a_larger_batch_add_up_to_its_loss(kind, target, packed):
+    head = kind.for_target(target, ttt_steps=STEPS)
+    parts = [Batch(*(value[number : number + 1] for value in vars(packed).values())) for number in range(2)]
+    totals = head.count_supervised(packed).tolist()
+    losses = [head.training_loss(each, features_of(head, each), target, totals).loss for each in parts]
+    whole = head.training_loss(packed, features_of(head, packed), target).loss
+    torch.testing.assert_close(sum(losses), whole)
+    assert losses[0] > 0 < losses[1]
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+def test_a_text_beyond_the_context_that_the_head_was_made_for_is_learned(kind, target):
+    head = kind.for_target(target, ttt_steps=2)
+    head.layer_config.max_position_embeddings = 8  # what the table of angles is made for unless more is asked
+    ids = torch.arange(20)[None]
+    batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    assert head.training_loss(batch, features_of(head, batch), target).loss > 0
+
+
+def test_a_head_has_the_shape_of_one_layer_of_its_target():
+    def shape(intermediate_size=None, **config):
+        given = {"num_attention_heads": 4, "intermediate_size": 96, "rope_parameters": {"rope_theta": 500.0}} | config
+        target = SimpleNamespace(config=SimpleNamespace(**given), hidden_size=64, vocab_size=100, max_length=50)
+        return shape_of(target, intermediate_size)
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 50}
+    derived = {"intermediate_size": 96, "num_key_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-6}
+    assert shape() == sizes | derived | {"rope_parameters": {"rope_theta": 500.0}}
+    own = {"num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5}
+    assert shape(32, **own).items() >= (own | {"intermediate_size": 32}).items()
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+    of_layers = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    assert shape(rope_parameters=of_layers)["rope_parameters"] == {"rope_type": "yarn", "rope_theta": 1e6}
 
 
 def test_cached_attention_equals_uncached_and_forgets_drafts():
