@@ -74,7 +74,7 @@ def acceptance(
     for batch in answers:
         features = batch.features(loaded.target, layers or head.layers)
         metrics = head.training_loss(batch, features, loaded.target).metrics
-        sums.append([[float(metrics[f"step_{s}/{name}"]) for name in ("alpha_sum", "row_total")] for s in (0, 1)])
+        sums.append([[float(metrics[f"step_{s}/{name}"]) for name in ("alpha_sum", "total")] for s in (0, 1)])
     return torch.tensor(sums, dtype=torch.float64).transpose(0, 1)
 
 

@@ -66,7 +66,7 @@ class Drafter(nn.Module, ABC):
         divided by, given to drafters that count theirs; None: the positions of this batch."""
         raise TypeError(f"{type(self).__name__} has nothing to train")
 
-    def training_flops(self, row_length: int) -> tuple[float, float]:
+    def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """FLOPs per token of a training step, (forward, backward), if every position is supervised: an estimate from
         the trained matrices, each used once. Drafters that unroll or attend say more."""
         matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim == 2)

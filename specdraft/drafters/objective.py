@@ -55,7 +55,7 @@ def objective(
 ) -> TrainingLoss:
     """The loss of a draft's steps, at least one, each looking one position further than the one before.
     Metrics per step i: loss_sum, alpha_sum (expected acceptances of a sampled token), match_sum (the draft's best token
-    is the target's, at every step so far), each over ``row_total`` positions. Of the first step also
+    is the target's, at every step so far), each over ``total`` positions. Of the first step also
     out_of_vocabulary_mass: the probability that the target gives to tokens which cannot be drafted."""
     loss, results = distillation_loss(weights, teacher, steps, divergence)
     metrics: dict[str, Tensor] = {}
@@ -67,8 +67,8 @@ def objective(
         metrics[f"step_{index}/loss_sum"] = result.loss_sum
         metrics[f"step_{index}/alpha_sum"] = result.alpha_sum
         metrics[f"step_{index}/match_sum"] = matched.sum()
-        metrics[f"step_{index}/row_total"] = torch.tensor(len(matched), device=matched.device)
-    total = metrics["step_0/row_total"]
+        metrics[f"step_{index}/total"] = torch.tensor(len(matched), device=matched.device)
+    total = metrics["step_0/total"]
     metrics["out_of_vocabulary_mass_sum"] = total - results[0].mass_sum
     metrics["out_of_vocabulary_mass_total"] = total
     return TrainingLoss(loss, metrics)

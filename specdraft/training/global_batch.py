@@ -25,7 +25,7 @@ def step_totals(trainer: Trainer, drafter: Drafter, batch: Batch, batch_idx: int
     if counts is None:
         return None
     if not torch.equal(step.input_ids[: len(batch.input_ids)], batch.input_ids.cpu()):
-        raise RuntimeError(f"batch {batch_idx} of the epoch is not where the sampler has it: its rows are not known")
+        raise RuntimeError(f"batch {batch_idx} of the epoch is not where the sampler has it: nothing is known of it")
     positions = counts.double().to(trainer.strategy.root_device)
     if trainer.world_size > 1:
         positions = trainer.strategy.reduce(positions, reduce_op="sum")

@@ -101,7 +101,7 @@ class DrafterModule(LightningModule):
         result = self.drafter.training_loss(batch, features, self.target, *more)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}
         # The loss is a mean over supervised positions; a batch without one weighs nothing.
-        positions = result.loss.new_tensor(totals[0]) if totals else counts.get("step_0/row_total", torch.zeros(()))
+        positions = result.loss.new_tensor(totals[0]) if totals else counts.get("step_0/total", torch.zeros(()))
         if isinstance(self.drafter, DraftVocabulary):
             missing = ~self.drafter.t2d[batch.input_ids]
             counts["out_of_vocabulary_tokens_sum"] = (missing & batch.loss_mask).sum()

@@ -130,10 +130,10 @@ def test_packing_changes_nothing(target, packed):
         alone = Batch(*(getattr(packed, name)[row : row + 1, here] for name in Batch.__dataclass_fields__))
         for name, value in draft.training_loss(alone, features_of(target, alone), target).metrics.items():
             sums[name] = sums.get(name, 0) + value
-    assert together.metrics.keys() == sums.keys() and sums["step_0/row_total"] == 6 + 9 + 6 + 7
+    assert together.metrics.keys() == sums.keys() and sums["step_0/total"] == 6 + 9 + 6 + 7
     for name, value in sums.items():
         torch.testing.assert_close(together.metrics[name], value, **CLOSE)
-    torch.testing.assert_close(together.loss, sums["step_0/loss_sum"] / sums["step_0/row_total"], **CLOSE)
+    torch.testing.assert_close(together.loss, sums["step_0/loss_sum"] / sums["step_0/total"], **CLOSE)
 
 
 def test_the_loss_is_the_divergence_from_the_target_at_the_same_row(target, packed):
@@ -182,7 +182,7 @@ def test_divergences(target, packed, divergence):
     draft = draft_for(target, divergence=divergence)
     result = draft.training_loss(packed, features_of(target, packed), target)
     metrics = result.metrics
-    rows = metrics["step_0/row_total"]
+    rows = metrics["step_0/total"]
     if divergence == "cross_entropy":
         logits = draft.model(packed.input_ids[1:, :20]).logits[0]
         learnt = packed.loss_mask[1, 1:20]

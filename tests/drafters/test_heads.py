@@ -197,7 +197,7 @@ def test_packing_changes_nothing(kind, target, packed):
     assert together.metrics.keys() == sums.keys()
     for name, value in sums.items():
         torch.testing.assert_close(together.metrics[name], value, rtol=1e-9, atol=1e-9)
-    mean = sum(0.8**i * sums[f"step_{i}/loss_sum"] / sums[f"step_{i}/row_total"] for i in range(HEADS))
+    mean = sum(0.8**i * sums[f"step_{i}/loss_sum"] / sums[f"step_{i}/total"] for i in range(HEADS))
     torch.testing.assert_close(together.loss, mean, rtol=1e-9, atol=1e-9)
 
 
@@ -233,7 +233,7 @@ def test_a_head_weighs_less_than_the_one_before(kind, target, packed):
     for decay in (0.0, 0.5, 1.0):
         drafter = drafter_for(kind, target, head_decay=decay)
         result = drafter.training_loss(packed, features, target)
-        means = [result.metrics[f"step_{i}/loss_sum"] / result.metrics[f"step_{i}/row_total"] for i in range(HEADS)]
+        means = [result.metrics[f"step_{i}/loss_sum"] / result.metrics[f"step_{i}/total"] for i in range(HEADS)]
         losses.append(result.loss.item())
         assert losses[-1] == pytest.approx(sum(decay**i * mean.item() for i, mean in enumerate(means)))
     assert losses == sorted(set(losses))

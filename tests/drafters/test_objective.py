@@ -43,13 +43,13 @@ def test_a_match_counts_only_behind_matches(heads):
         assert 0 < sum(right.values()) < len(rows)
         assert index == 0 or sum(right.values()) < hits.sum()
         assert metrics[f"step_{index}/match_sum"] == sum(right.values())
-        assert metrics[f"step_{index}/row_total"] == len(rows)
+        assert metrics[f"step_{index}/total"] == len(rows)
 
 
 def test_the_loss_is_the_weighted_mean_of_what_is_counted():
     (head,), teacher, steps = draft()
     loss, metrics = objective([head.weight], teacher, steps, divergence({"name": "lk_hybrid", "eta": 10}))
-    total = sum(s.weight * metrics[f"step_{i}/loss_sum"] / metrics[f"step_{i}/row_total"] for i, s in enumerate(steps))
+    total = sum(s.weight * metrics[f"step_{i}/loss_sum"] / metrics[f"step_{i}/total"] for i, s in enumerate(steps))
     torch.testing.assert_close(loss, total, rtol=1e-12, atol=0)
     torch.testing.assert_close(loss, reference_loss(head.weight, teacher, steps, lk_hybrid(10)), rtol=1e-12, atol=0)
     assert not any(value.requires_grad for value in metrics.values())

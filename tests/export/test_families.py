@@ -265,6 +265,8 @@ def test_the_card_says_how_to_serve(exported, identity, tmp_path, engine, family
 
 
 def test_a_python_example_is_python(exported):
-    for engine, family in COMMANDS:
-        for block in exported(engine(), family)[3].split("```python\n")[1:]:
-            compile(block.split("```")[0], "card", "exec")
+    cards = [exported(engine(), family)[3] for engine, family in COMMANDS]
+    blocks = [block.split("```")[0] for card in cards for block in card.split("```python\n")[1:]]
+    assert blocks
+    for block in blocks:
+        compile(block, "card", "exec")

@@ -80,9 +80,9 @@ class Eagle(EagleHead):
         """The target's own."""
         return Vocabulary(self.vocab_size)
 
-    def training_flops(self, row_length: int) -> tuple[float, float]:
+    def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """With the target's LM head, which passes gradients on and gets none."""
-        forward, backward = super().training_flops(row_length)
+        forward, backward = super().training_flops(sequence_length)
         projection = self.ttt_steps * 2.0 * self.vocab_size * self.layer_config.hidden_size
         return forward + projection, backward + projection
 

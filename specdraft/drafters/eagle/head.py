@@ -131,11 +131,11 @@ class EagleHead(BatchDrafter):
         angles = self.rotary(int(alignment.positions.max()) + self.ttt_steps, next(self.parameters()))
         return unroll(self._read, alignment, feature, angles, self.step_decay)
 
-    def training_flops(self, row_length: int) -> tuple[float, float]:
+    def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """The matrices and the attention, once per step."""
-        forward, backward = super().training_flops(row_length)
+        forward, backward = super().training_flops(sequence_length)
         config = self.layer_config
-        attention = 2.0 * config.num_attention_heads * config.head_dim * row_length
+        attention = 2.0 * config.num_attention_heads * config.head_dim * sequence_length
         return self.ttt_steps * (forward + attention), self.ttt_steps * (backward + 2.0 * attention)
 
     def activation_bytes(self, tokens: int, element: int) -> float:

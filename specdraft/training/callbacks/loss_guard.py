@@ -83,7 +83,7 @@ class LossGuard(Callback):
         tensors["losses"] = torch.stack([loss for _, _, loss in batches]).cpu()
         indices = getattr(trainer.datamodule, "step_indices", None)  # type: ignore[attr-defined]
         if indices is not None:
-            tensors["rows"] = torch.tensor(indices(batches[0][0]))
+            tensors["sequences"] = torch.tensor(indices(batches[0][0]))
         step, rank, numbers = trainer.global_step, trainer.global_rank, [number for number, _, _ in batches]
         path = self.directory / f"step-{step:06d}-rank-{rank}.safetensors"
         with atomic_file(path) as temporary:

@@ -55,7 +55,7 @@ def check_unfinished(checkpoint: Path, max_steps: int) -> None:
 
 
 def check_alike(checkpoint: Path, config: DictConfig) -> None:
-    """Raises UserError if the run trains another kind of drafter than the checkpoint's, or on other rows. Loading it
+    """Raises UserError if the run trains another kind of drafter than the checkpoint's, or on other data. Loading it
     tells for sure, after the target has answered every prompt. Where the data lie may have changed."""
     theirs = OmegaConf.create(checkpoint_config(checkpoint))
     for key in (*_DECIDING, *(_OF_ANSWERS if OmegaConf.select(config, "data.regenerate") else ())):

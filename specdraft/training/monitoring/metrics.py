@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdraft.drafters.base import Drafter
 from specdraft.targets import Target
-from specdraft.training.planning import costs
+from specdraft.training.planning.costs import target_forward_flops, target_sizes
 
 _GIB = 2.0**30
 _STEP = re.compile(r"step_(\d+)/(\w+)_sum")
@@ -32,7 +32,7 @@ class Counts:
 
     def take(self, gather: Callable[[dict[str, float]], list[dict[str, float]]]) -> dict[str, float]:
         """What was added since the last call, summed over the ranks that ``gather`` asks. Every rank must call it. They
-        may know different names: a batch whose documents are all short has no rows in the later steps."""
+        may know different names: a batch whose documents are all short has no positions in the later steps."""
         names = sorted(self._values)
         ours = torch.stack([self._values[name].reshape(()) for name in names]).tolist() if names else []
         self._values = {}
@@ -44,16 +44,16 @@ class Counts:
 
 def ratios(counts: Mapping[str, float]) -> dict[str, float]:
     """Sums divided by their totals, under the names that dashboards show.
-    ``NAME_sum / NAME_total`` is ``NAME``. A drafter's ``step_{s}/NAME_sum`` over ``step_{s}/row_total`` is
-    ``NAME_{s}``, the loss being ``loss_step_{s}``. From its ``match`` (the share of rows whose drafted prefix equals
-    the target's own choices through step s) comes ``teacher_forced_acceptance_length`` = 1 + the sum over s."""
+    ``NAME_sum / NAME_total`` is ``NAME``. A drafter's ``step_{s}/NAME_sum`` over ``step_{s}/total`` is ``NAME_{s}``,
+    the loss being ``loss_step_{s}``. From its ``match`` (the share of positions whose drafted prefix equals the
+    target's own choices through step s) comes ``teacher_forced_acceptance_length`` = 1 + the sum over s."""
     values: dict[str, float] = {}
     survival = []
     for name, value in counts.items():
         if not name.endswith("_sum"):
             continue
         step = _STEP.fullmatch(name)
-        total = counts[f"step_{step[1]}/row_total" if step else f"{name.removesuffix('_sum')}_total"]
+        total = counts[f"step_{step[1]}/total" if step else f"{name.removesuffix('_sum')}_total"]
         if total and step is None:
             values[name.removesuffix("_sum")] = value / total
         elif total and step is not None:
@@ -64,11 +64,11 @@ def ratios(counts: Mapping[str, float]) -> dict[str, float]:
     return values
 
 
-def flops_per_token(target: Target, drafter: Drafter, row_length: int, stored: bool) -> float:
+def flops_per_token(target: Target, drafter: Drafter, sequence_length: int, stored: bool) -> float:
     """FLOPs of a training step per token, as ``plan=true`` counts: every position is supervised, and with ``stored``
     hidden states the target reads nothing. To be asked before a strategy cuts parameters into pieces."""
-    reading = 0.0 if stored else costs.target_forward_flops(costs.target_sizes(target.model, target.config), row_length)
-    return reading + sum(drafter.training_flops(row_length))
+    reading = 0.0 if stored else target_forward_flops(target_sizes(target.model, target.config), sequence_length)
+    return reading + sum(drafter.training_flops(sequence_length))
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -6,7 +6,7 @@ import warnings
 from transformers.utils import logging as transformers_logging
 
 _HARMLESS = (
-    r".*does not have many workers.*",  # packed rows lie in memory
+    r".*does not have many workers.*",  # packed sequences lie in memory
     r"The number of training batches .* is smaller than the logging interval.*",  # lines are logged by step, not epoch
     r".*isinstance\(treespec, LeafSpec\).*",  # inside Lightning
     r"The dirpath has changed from.*",  # a resumed run has a directory of its own; the best head is brought along

@@ -1,6 +1,6 @@
 """Arithmetic and memory of training, from the sizes of the modules alone.
 
-H = hidden size, A = heads * head size, T = tokens in a row, S = training-time-test steps, n = parameters, V / Vd =
+H = hidden size, A = heads * head size, T = tokens in a sequence, S = training-time-test steps, n = parameters, V / Vd =
 target / draft vocabulary.
 
 One multiply-add is 2 FLOPs. A weight costs 2 FLOPs per token forward and 4 backward (gradients of weight and input)."""
@@ -46,9 +46,9 @@ def target_sizes(model: nn.Module, config: Any) -> Sizes:
     return Sizes(total, int(active), sum(layers), max(layers), heads * head_dim * config.num_hidden_layers)
 
 
-def target_forward_flops(sizes: Sizes, row_length: int) -> float:
-    """FLOPs per token of the target's forward with its LM head; a token sees half the row on average."""
-    return 2.0 * sizes.active + 2.0 * sizes.attention * row_length
+def target_forward_flops(sizes: Sizes, sequence_length: int) -> float:
+    """FLOPs per token of the target's forward with its LM head; a token sees half the sequence on average."""
+    return 2.0 * sizes.active + 2.0 * sizes.attention * sequence_length
 
 
 def state_bytes(parameters: int, stage: int | None, devices: int, mixed: bool) -> dict[str, float]:

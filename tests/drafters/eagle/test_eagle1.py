@@ -54,7 +54,7 @@ def test_the_loss_is_the_papers_and_its_gradients_those_of_plain_formulas(name):
         q, p = (target.logits(hidden).log_softmax(-1) for hidden in (step.hidden, last[rows + 1 + index]))
         divergence = kl_div(q, p, log_target=True, reduction="batchmean")
         expected = expected + 0.8**index * (0.7 * regression + 0.3 * divergence)
-        measured = result.metrics[f"step_{index}/regression_sum"] / result.metrics[f"step_{index}/row_total"]
+        measured = result.metrics[f"step_{index}/regression_sum"] / result.metrics[f"step_{index}/total"]
         torch.testing.assert_close(measured, regression.detach(), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(result.loss, expected, rtol=1e-10, atol=1e-12)
     expected.backward()
@@ -83,7 +83,7 @@ def test_a_head_that_is_right_has_no_error_and_is_always_accepted(monkeypatch):
     metrics = head.training_loss(batch, target.features(batch.input_ids, batch.position_ids, ()), target).metrics
     for step in range(3):
         assert metrics[f"step_{step}/regression_sum"] < 1e-5 and metrics[f"step_{step}/loss_sum"] < 1e-4
-        assert metrics[f"step_{step}/match_sum"] == metrics[f"step_{step}/row_total"] > 0
+        assert metrics[f"step_{step}/match_sum"] == metrics[f"step_{step}/total"] > 0
     for prompt in random_prompts(4, [3, 7]):
         result = Decoder(target, head, 4).generate(prompt, 21)
         assert result.accepted == [4] * 4  # five tokens a round behind the prompt's own
@@ -94,7 +94,7 @@ def test_by_default_it_learns_one_step_with_the_papers_weights(target, packed):
     result = head.training_loss(packed, target.features(packed.input_ids, packed.position_ids, ()), target)
     metrics = result.metrics
     assert head.layers == () and not any(name.startswith("step_1/") for name in metrics)
-    mean = (metrics["step_0/regression_sum"] + 0.1 * metrics["step_0/loss_sum"]) / metrics["step_0/row_total"]
+    mean = (metrics["step_0/regression_sum"] + 0.1 * metrics["step_0/loss_sum"]) / metrics["step_0/total"]
     torch.testing.assert_close(result.loss, mean)
 
 

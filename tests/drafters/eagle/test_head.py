@@ -203,7 +203,7 @@ def test_packing_changes_nothing(head, packed):
         torch.testing.assert_close(together.metrics[name], value, rtol=1e-9, atol=1e-9)
     parts = {"loss": getattr(head, "distillation_weight", 1.0), "regression": getattr(head, "regression_weight", 0.0)}
     mean = sum(
-        weight * 0.8**step * sums[f"step_{step}/{part}_sum"] / sums[f"step_{step}/row_total"]
+        weight * 0.8**step * sums[f"step_{step}/{part}_sum"] / sums[f"step_{step}/total"]
         for part, weight in parts.items()
         for step in range(STEPS)
         if weight
@@ -240,7 +240,7 @@ def test_the_divergence_is_the_one_asked_for(head, packed):
     assert all(
         torch.equal(result.metrics[f"step_{s}/alpha_sum"], plain.metrics[f"step_{s}/alpha_sum"]) for s in range(4)
     )
-    rows = result.metrics["step_0/row_total"]
+    rows = result.metrics["step_0/total"]
     torch.testing.assert_close(result.metrics["step_0/loss_sum"], rows - result.metrics["step_0/alpha_sum"])
 
 

@@ -68,7 +68,7 @@ def test_a_bad_step_of_one_rank_is_left_out_by_all(trained, case):
     folder = trained.output / f"eagle3-{case}-skipped" / ("alone-0" if case == "one" else "") / "bad-batches"
     rank = 0 if case == "one" else 1
     with safe_open(folder / f"step-000002-rank-{rank}.safetensors", "pt") as file:
-        assert file.metadata()["rank"] == str(rank) and len(file.get_tensor("rows")) == len(
+        assert file.metadata()["rank"] == str(rank) and len(file.get_tensor("sequences")) == len(
             file.get_tensor("input_ids")
         ) == 4 // (1 + rank)
         assert torch.isnan(file.get_tensor("losses")).any()

@@ -8,7 +8,7 @@ def test_sums_are_divided_once_over_batches_and_ranks():
     counts = Counts()
     counts.add({"loss_sum": torch.tensor(6.0), "loss_total": torch.tensor(3)})
     counts.add({"loss_sum": torch.tensor(1.0), "loss_total": torch.tensor(1)})
-    other = {"loss_sum": 3.0, "loss_total": 1.0, "step_1/match_sum": 1.0, "step_1/row_total": 4.0}
+    other = {"loss_sum": 3.0, "loss_total": 1.0, "step_1/match_sum": 1.0, "step_1/total": 4.0}
     total = counts.take(lambda ours: [ours, other])
     assert ratios(total) == {"loss": 2.0, "match_1": 0.25, "teacher_forced_acceptance_length": 1.25}
     assert counts.take(lambda ours: [ours]) == {}
@@ -19,5 +19,5 @@ def test_zero_totals_are_left_out():
 
 
 def test_names_of_the_steps():
-    values = ratios({"step_0/loss_sum": 2.0, "step_0/alpha_sum": 1.0, "step_0/row_total": 2.0})
+    values = ratios({"step_0/loss_sum": 2.0, "step_0/alpha_sum": 1.0, "step_0/total": 2.0})
     assert values == {"loss_step_0": pytest.approx(1.0), "alpha_0": pytest.approx(0.5)}
