@@ -99,12 +99,12 @@ def test_ears_widens_acceptance_of_siblings_too():
 
 
 def test_ears_widens_acceptance_of_sampled_siblings_too():
-    # The first sibling, drawn from a point mass where p is 0, has the allowance alone, 0.2 * 0.5; then r is p.
+    # Where p is 0 a draft has the allowance alone, 1.0 * (1 - 0.5), however it was drawn.
     p = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0, 0], [1 / V] * V, [1 / V] * V])
-    q = torch.tensor([[0.0, 0.0, 0.0, 1.0, 0, 0], [0.2, 0.0, 0.8, 0.0, 0, 0]])
-    tree = DraftTree(torch.tensor([3, 2]), torch.tensor([ROOT, ROOT]), q)
-    accepted = acceptance_rate(rules.Ears(0.2), tree, p, node=1)
-    assert accepted == pytest.approx((1 - 0.1) * (0.2 / 0.8 + 0.1), abs=0.04)
+    q = torch.tensor([[0.0, 0.0, 0.0, 1.0, 0, 0], [0.6, 0.0, 0.0, 0.0, 0.4, 0]])
+    tree = DraftTree(torch.tensor([3, 4]), torch.tensor([ROOT, ROOT]), q)
+    assert acceptance_rate(rules.Ears(1.0), tree, p) == pytest.approx(0.5, abs=0.04)
+    assert acceptance_rate(rules.Ears(1.0), tree, p, node=1) == pytest.approx(0.25, abs=0.04)
 
 
 @pytest.mark.parametrize("kind", ["near", "far", "missing"])
@@ -246,7 +246,9 @@ def test_what_follows_the_first_token_does_not_change_its_divergence(rule, sampl
 
 
 def test_a_draft_drawn_from_the_target_itself_diverges_by_nothing():
-    p = Markov("far", Sampling(1.2)).p[:2]
+    p = Markov("far", Sampling(1.2)).p[:2].clone()
+    p[0, 3:] = 0.0  # what neither says
+    p[0] /= p[0].sum()
     assert rules.Ears(0.4).divergence(DraftTree.chain(torch.tensor([0]), p[:1]), p) == pytest.approx(0, abs=1e-6)
 
 
