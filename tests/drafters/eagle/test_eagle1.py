@@ -196,13 +196,12 @@ def test_a_part_of_the_vocabulary_is_refused(target):
         Eagle.for_target(target, torch.arange(10))
 
 
-@pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0)])
-def test_a_loss_of_one_part_is_taken_and_kept(target, weights):
+@pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0), (0.5, 0.5)])
+def test_a_loss_of_one_part_or_of_two_alike_is_taken_and_kept(target, weights):
     options = {"regression_weight": weights[0], "distillation_weight": weights[1], "feature_noise": 0.05}
     head = Eagle.for_target(target, **options)
     assert options.items() <= head.config().items()
     assert options.keys() | {"divergence", "step_decay"} <= Eagle.training_options
-    assert abs(head.fc.weight.std() - 0.02) < 0.002
 
 
 @pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 1.0), (2.0, -1.0)])

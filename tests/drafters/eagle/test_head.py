@@ -366,6 +366,17 @@ def test_activation_bytes_are_what_backward_keeps(kind, steps, wide):
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle3])
+def test_weights_begin_as_small_as_a_target_s(kind, target):
+    head = kind.for_target(target)
+    linear = [
+        module for name, module in head.named_modules() if isinstance(module, torch.nn.Linear) if name != "lm_head"
+    ]
+    assert len(linear) == 8
+    for module in linear:
+        assert module.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
 def test_parts_of_a_larger_batch_add_up_to_its_loss(kind, target, packed):
     head = kind.for_target(target, ttt_steps=STEPS)
     parts = [Batch(*(value[number : number + 1] for value in vars(packed).values())) for number in range(2)]
