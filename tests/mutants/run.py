@@ -329,8 +329,10 @@ def run_pytest(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
 
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with tempfile.TemporaryDirectory() as folder:
+        # Not --basetemp: every fork would empty the same directory before its first file.
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
         options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-s", "--durations=0"]
-        return int(pytest.main([*options, f"--basetemp={folder}/tests", *arguments], plugins=list(plugins)))
+        return int(pytest.main([*options, *arguments], plugins=list(plugins)))
 
 
 def examine(module: str, accepted: Sequence[dict[str, str]], jobs: int) -> Outcome:
