@@ -26,6 +26,7 @@ from specdraft.drafters.checkpoint import check_target, load_drafter, read_confi
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError, exit_on_user_error
+from specdraft.onednn import packed
 from specdraft.targets import Target
 
 Generate = Callable[[list[int]], list[int]]
@@ -45,7 +46,7 @@ def ours(decoder: Decoder, limit: int) -> Generate:
 
 
 def theirs(target: Target, limit: int, **options: Any) -> Generate:
-    """Transformers' ``generate`` on the very same model object."""
+    """Transformers' ``generate`` on the same weights, which it has not packed."""
 
     def generate(prompt: list[int]) -> list[int]:
         ids = torch.tensor([prompt], device=target.device)
@@ -129,17 +130,20 @@ def main() -> None:
     prompts = [encode(target.tokenizer, prompt.opening) for prompt in chosen]
     assistant = draft.export_model()
 
+    plain = Target.load(config["target"]["name"], config["target"]["revision"], dtype="float32", packed=False)
+
     contenders = {
         "ours": ours(Decoder(target), limit),
-        "transformers": theirs(target, limit),
+        "transformers": theirs(plain, limit),
         "ours, draft model": ours(Decoder(target, draft, k), limit),
-        "transformers, draft model": assisted(target, assistant, limit, k),
-        "transformers, draft model, default": assisted(target, assistant, limit, None),
+        "transformers, draft model": assisted(plain, assistant, limit, k),
+        "transformers, draft model, default": assisted(plain, assistant, limit, None),
         "ours, head": ours(Decoder(target, head, k), limit),
         "ours, prompt lookup": ours(Decoder(target, PromptLookup(), k), limit),
-        "transformers, prompt lookup": theirs(target, limit, prompt_lookup_num_tokens=k),
+        "transformers, prompt lookup": theirs(plain, limit, prompt_lookup_num_tokens=k),
     }
-    measured = measure(contenders, prompts, limit, target.eos_token_ids, arguments.rounds)
+    with packed(head), packed(draft):
+        measured = measure(contenders, prompts, limit, target.eos_token_ids, arguments.rounds)
     ratios = {
         what: median_ratio(measured[theirs_]["wall_seconds"], measured[ours_]["wall_seconds"])
         for what, (ours_, theirs_) in PAIRS.items()

@@ -23,6 +23,7 @@ from specdraft.decoding.interfaces import Drafter, Features, Target
 from specdraft.decoding.padded import Reading, pad_pass
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import Shape, as_shape
+from specdraft.decoding.threads import FEW_TOKENS, limited
 from specdraft.decoding.trace import Round, Trace
 from specdraft.decoding.tree import DraftTree
 from specdraft.errors import UserError
@@ -197,7 +198,9 @@ class Decoder:
 
     def _round(self, active: list[_Request], cache: RewindableCache) -> None:
         """Draft, verify, accept, commit (2211.17192, algorithm 1); every request emits at least one token."""
-        with _timed(active, "decode_seconds"):
+        tokens = len(active) * (1 if self.shape is None else 1 + self.shape.num_nodes)
+        threads = self.target.decoding_threads if tokens <= FEW_TOKENS else None
+        with limited(threads), _timed(active, "decode_seconds"):
             self._draft(active)
             logits, features = self._verify(active, cache)
             verdicts = [self._accept(request, after) for request, after in zip(active, logits, strict=True)]

@@ -10,6 +10,7 @@ from specdraft.drafters.eagle.head import EagleHead, shape_of
 from specdraft.errors import UserError
 from specdraft.export.eagle3 import LAYERS, layout
 from specdraft.export.layout import DTYPES
+from specdraft.onednn import plain
 from specdraft.targets.loading import load_tokenizer, template_hash
 
 _MARGIN = 0.2  # of cosine, by which a row of the projection must be nearer to another token's row to be misplaced
@@ -98,7 +99,7 @@ def _d2t(head: Eagle3, loaded: LoadedDrafter) -> Finding:
         return fault(str(error))
     if len(head.d2t) == head.vocab_size:
         return ok("the draft vocabulary is the whole vocabulary")
-    table, misplaced = normalize(loaded.target.head.weight.float(), dim=-1), 0  # [V, H]
+    table, misplaced = normalize(plain(loaded.target.head.weight).float(), dim=-1), 0  # [V, H]
     for rows, ids in zip(head.lm_head.weight.split(1024), head.draft_ids.split(1024), strict=True):
         cosine = normalize(rows.float(), dim=-1) @ table.T  # [n, V]
         own = cosine.gather(1, ids[:, None])[:, 0]

@@ -24,7 +24,7 @@ from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.base import BatchDrafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_start import attention, build_model, find_start, take_weights
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
-from specdraft.drafters.objective import call_with_weights, lending_head, objective
+from specdraft.drafters.objective import DraftHead, call_with_weights, lending_head, objective
 from specdraft.drafters.on_policy import continue_answers
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
@@ -144,7 +144,7 @@ class DraftModel(BatchDrafter):
         except (TypeError, ValueError) as error:
             said = f"peft refuses model.drafter.lora ({reason(error)})"
             raise UserError(f"{said}: expected r, alpha, target_modules, or other options of LoraConfig") from error
-        if self.model.get_base_model().get_output_embeddings() is not self.language_model.head:
+        if not isinstance(self.language_model.head, DraftHead):
             raise UserError("model.drafter.lora adapts the LM head: expected target_modules without it")
 
     def served(self) -> "DraftModel":

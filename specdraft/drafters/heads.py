@@ -29,6 +29,7 @@ from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence as find_divergence
+from specdraft.onednn import plain
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 
@@ -107,7 +108,7 @@ class Heads(DraftVocabulary, BatchDrafter):
         heads = cls(target.hidden_size, target.vocab_size, size, **options)
         if draft_vocabulary is not None:
             heads.set_draft_vocabulary(draft_vocabulary)
-        rows = target.head.weight.detach()[heads.draft_ids.to(target.device)] * target.logit_scale
+        rows = plain(target.head.weight.detach())[heads.draft_ids.to(target.device)] * target.logit_scale
         for weight in heads.lm_heads.parameters():
             weight.data.copy_(rows)
         heads.bind(target)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostSettings
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
+from specdraft.onednn import packed
 from specdraft.redaction import redact
 from specdraft.targets.loading import template_hash
 
@@ -94,7 +96,10 @@ def evaluate(
     evaluation = Evaluation(redact(recorded), [], [], {})
     evaluator = _Evaluator(target, prompts, settings, progress, evaluation)
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
-    with tqdm(total=total, desc="evaluating", unit="request", disable=not progress) as bar:
+    with ExitStack() as stack:
+        for each in drafters.values():
+            stack.enter_context(packed(each))
+        bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))
         for temperature in settings.temperatures:
             ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
             requests = evaluator.decode(ways, temperature, bar)

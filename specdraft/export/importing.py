@@ -16,6 +16,7 @@ from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
 from specdraft.export.eagle3 import LAYERS, SIZES, layout_config, layout_tensors, validate
 from specdraft.files import member, read_json
+from specdraft.onednn import plain
 from specdraft.targets import Target
 from specdraft.tensors import read_tensors
 from specdraft.text import reason
@@ -156,7 +157,7 @@ def _share_with(target: Target, config: Mapping[str, Any], tensors: dict[str, Te
             "SGLang would use in any case; name the target it was trained for with --target"
         )
     if (config.get("draft_vocab_size") or target.vocab_size) == target.vocab_size:
-        tensors.setdefault("lm_head.weight", target.head.weight.detach().cpu())
+        tensors.setdefault("lm_head.weight", plain(target.head.weight.detach()).cpu())
 
 
 def _shape(config: Mapping[str, Any], target: Target) -> dict[str, Any]:

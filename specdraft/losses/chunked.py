@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from specdraft.losses.divergence import Distribution, Divergence, Draft, forward_kl
+from specdraft.onednn import product
 
 # Elements of a chunk of draft logits. Larger chunks take memory; smaller ones make the traffic of the weight gradient
 # (Vd * H read and written per chunk) dominate. See benchmarks/train_step.py.
 CHUNK_ELEMENTS = 128 * 32_768
+_FEW = 256  # positions for which adding a product to the weight's gradient takes longer than the product
 
 
 @dataclass
@@ -160,7 +162,7 @@ class _ChunkedDistillation(torch.autograd.Function):
         chunk = max(16, chunk_elements // size)
         positions = torch.unique(torch.cat([step.positions for step in steps]))  # ascending
         # Reused by every chunk: fresh pages of this size cost more than the arithmetic on them.
-        spare = torch.empty((3, min(chunk, len(positions)), size), dtype=dtype, device=device)
+        spare = torch.empty((2, min(chunk, len(positions)), size), dtype=dtype, device=device)
         for window in positions.split(chunk):
             if len(window) == 0:  # no step has a position
                 break
@@ -175,16 +177,14 @@ class _ChunkedDistillation(torch.autograd.Function):
                     at = target.at(torch.searchsorted(window, step.positions[low:high]))
                 weight, grad_weight = weights[step.head], grad_weights[step.head]
                 h = step.hidden[low:high]
-                z, q, overlap = spare[:, : len(h)]  # [c, Vd] each
+                q, overlap = spare[:, : len(h)]  # [c, Vd] each
                 if isinstance(weight, FrozenHead):
                     with torch.enable_grad():
                         h = h.detach().requires_grad_(step.hidden.requires_grad)
                         logits = weight.logits(h)
-                    z.copy_(logits.detach())
-                elif h.dtype == weight.dtype == dtype:
-                    torch.mm(h, weight.T, out=z)
                 else:
-                    z.copy_(torch.nn.functional.linear(h, weight))
+                    logits = product(h, weight)
+                z = logits.detach().to(dtype, copy=isinstance(weight, FrozenHead))  # [c, Vd]; kept for its gradient
                 _, log_normalizer, drafted = softmax(z, out=q)
                 drafted = drafted if teacher.draft_ids is None else teacher.draft_ids[drafted]
                 result.matched[low:high] = drafted == at.best
@@ -200,13 +200,13 @@ class _ChunkedDistillation(torch.autograd.Function):
                     if h.requires_grad:
                         (grad_hidden[low:high],) = torch.autograd.grad(logits, h, grad_z.to(logits.dtype))
                     continue
-                torch.mm(grad_z, weight.to(h.dtype), out=grad_hidden[low:high])
+                grad_hidden[low:high] = product(grad_z, weight.to(h.dtype).T)
                 if grad_weight is None:
                     continue
-                if h.dtype == dtype:
+                if h.dtype == dtype and len(h) < _FEW:
                     grad_weight.addmm_(grad_z.T, h)
                 else:
-                    grad_weight += grad_z.T @ h
+                    grad_weight += product(grad_z.T, h.T)
         rounded = [
             g.to(w.dtype) if isinstance(w, Tensor) and g is not None else None
             for g, w in zip(grad_weights, weights, strict=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specdraft.decoding.cache import CachesSideBySide, RewindableCache
+from specdraft.decoding.threads import fastest
 from specdraft.errors import UserError
 from specdraft.targets.masks import attention_masks, takes_masks
 
@@ -48,7 +49,6 @@ class LanguageModel:
         self.model = model
         self.config = model.config.get_text_config()
         self.decoder = model.get_decoder()
-        self.head = model.get_output_embeddings()
         refused = f"the architecture {self.architecture} is not supported"
         has_layers = isinstance(getattr(self.decoder, "layers", None), nn.ModuleList) and hasattr(self.decoder, "norm")
         if model.config.is_encoder_decoder or self.head is None or not has_layers:
@@ -62,6 +62,11 @@ class LanguageModel:
         self.vocab_size: int = self.head.weight.shape[0]
         self.num_layers: int = len(self.decoder.layers)
         self.max_length: int = self.config.max_position_embeddings
+
+    @property
+    def head(self) -> Any:
+        """The LM head."""
+        return self.model.get_output_embeddings()
 
     @property
     def architecture(self) -> str:
@@ -157,6 +162,20 @@ class LanguageModel:
         if self.logit_softcap is not None:
             logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
         return logits
+
+    @functools.cached_property
+    def decoding_threads(self) -> int | None:
+        """The threads of a CPU with which a pass over a few tokens is fastest, measured once; None where others decide:
+        on other devices, and where every rank takes part in a pass."""
+        if self.device.type != "cpu" or getattr(self, "engine", None) is not None:
+            return None
+        cache, ids = self.new_cache(8), torch.zeros((1, 4), dtype=torch.int64)
+
+        def run() -> None:
+            self.logits(self.step(ids, cache).last)
+            cache.crop(0)
+
+        return fastest(run)
 
     def new_cache(self, capacity: int) -> RewindableCache:
         """An empty cache with room for ``capacity`` tokens."""

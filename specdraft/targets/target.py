@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdraft.errors import UserError
+from specdraft.onednn import pack, unpack
 from specdraft.targets import loading
 from specdraft.targets.language_model import Capture, Features, LanguageModel
 from specdraft.targets.server import Server
@@ -58,12 +59,14 @@ class Target(LanguageModel):
         placement: str = "replicated",
         max_memory: Mapping[int | str, int | str] | None = None,
         url: str | None = None,
+        packed: bool = True,
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
 
         ``placement``: replicated is whole on every rank; zero3 shards the layers over the ranks; device_map puts them
         on all devices that a single process sees, within ``max_memory`` (see ``device_map.py``); remote leaves packed
         sequences to a vLLM at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
+        ``packed``: a whole target on a CPU packs its weights for decoding (see ``onednn.py``).
         Raises UserError if it cannot be found, does not load, or is not supported."""
         if placement not in PLACEMENTS:
             raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
@@ -91,7 +94,10 @@ class Target(LanguageModel):
             # transformers copies shared keys and values for every query head as soon as there is a mask, as there is in
             # verification; a CPU needs no copies: verifying 6 tokens of the embedded target takes 6.3 ms, not 7.1.
             os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
-        return cls(model.to(device), tokenizer, name, revision)
+        target = cls(model.to(device), tokenizer, name, revision)
+        if packed:
+            pack(model)
+        return target
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any = None, name: str = "in-memory") -> "Target":
@@ -123,6 +129,8 @@ class Target(LanguageModel):
     def to(self, device: torch.device | str) -> "Target":
         """Move the weights; those that are sharded over ranks or spread over devices stay where they are."""
         if self.engine is None and not hasattr(self.model, "hf_device_map"):
+            if torch.device(device).type != "cpu":
+                unpack(self.model)
             self.model.to(device)
         return self
 

@@ -7,7 +7,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-_FORMULAS = {**flop_registry, torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm]}
+
+def _linear_flops(given: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return 2 * given.numel() * len(weight)
+
+
+_FORMULAS = {
+    **flop_registry,
+    torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm],
+    torch.ops.mkldnn._linear_pointwise: _linear_flops,
+}
 
 
 class CountedFlops(TorchDispatchMode):

@@ -22,6 +22,7 @@ from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.losses.chunked import Step, Teacher
+from specdraft.onednn import plain
 from specdraft.targets import Features, Target
 
 
@@ -71,7 +72,7 @@ class Eagle3(DraftVocabulary, EagleHead):
         head = cls(size, layers, **shape_of(target, intermediate_size), **options)
         if draft_vocabulary is not None:
             head.set_draft_vocabulary(draft_vocabulary)
-        rows = target.head.weight.detach()[head.draft_ids.to(target.device)]
+        rows = plain(target.head.weight.detach())[head.draft_ids.to(target.device)]
         head.lm_head.weight.data.copy_(rows * target.logit_scale)  # engines apply none to a head
         head.bind(target)
         return head

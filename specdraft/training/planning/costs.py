@@ -34,11 +34,11 @@ def target_sizes(model: nn.Module, config: Any) -> Sizes:
     counts = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     chosen, experts = getattr(config, "num_experts_per_tok", None), next(filter(None, counts), None)
     share = chosen / experts if chosen and experts else 1.0
-    embedding = model.get_input_embeddings().weight.numel()  # type: ignore[operator]
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
     total = sum(parameter.numel() for parameter in model.parameters())
-    tied = getattr(config, "tie_word_embeddings", False)
+    tied = model.get_output_embeddings().weight is embedding  # type: ignore[operator]
     active = sum(p.numel() * (share if _EXPERT.search(name) else 1.0) for name, p in model.named_parameters())
-    active -= 0 if tied else embedding  # tied: the same matrix is the LM head, which does work
+    active -= 0 if tied else embedding.numel()  # tied: the same matrix is the LM head, which does work
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     decoder = model.get_decoder()  # type: ignore[operator]

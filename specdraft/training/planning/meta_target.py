@@ -64,7 +64,6 @@ class MetaTarget(Target):
         self.tokenizer = None
         self.config = config.get_text_config()
         self.decoder = self.model.get_decoder()
-        self.head = self.model.get_output_embeddings()
         self.norm = self.decoder.norm
         self.hidden_size = self.config.hidden_size
         self.vocab_size = self.head.weight.shape[0]

@@ -1,7 +1,9 @@
 from pathlib import Path
 
+from specdraft.onednn import pack
 from specdraft.training.planning import meta_target
 from specdraft.training.planning.costs import state_bytes, target_sizes
+from tests.fakes import tiny_llama
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -37,3 +39,13 @@ def test_zero_stages_shard_what_they_say():
     assert held(1, 4, mixed=False) == (400, 400, 200)
     assert held(2, 4, mixed=True) == (200, 50, 300)
     assert held(3, 4, mixed=True) == (50, 50, 300)
+
+
+def test_packing_a_target_changes_none_of_its_arithmetic():
+    for tied in (True, False):
+        model = tiny_llama(tie_word_embeddings=tied)
+        before = target_sizes(model, model.config)
+        pack(model)
+        after = target_sizes(model, model.config)
+        assert after.active == before.active
+        assert after.total == before.total + tied * model.get_input_embeddings().weight.numel()

@@ -1,0 +1,110 @@
+"""Products on a CPU by oneDNN, in fp32 too, for which torch asks another library; and linear layers packed for it once.
+
+torch's own product of six rows takes three times as long as that of one, so that verifying a draft would cost as much
+as it saves; and on processors that are not Intel's its large products take twice as long (benchmarks/onednn.py).
+
+I / O = input / output features."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class PackedLinear(nn.Linear):
+    """``nn.Linear`` with its weight in the blocks that oneDNN reads: ``weight`` is one opaque tensor of the same size,
+    which takes the place of the plain one. It is frozen; gradients pass through to the input. Its state dict is that
+    of the plain layer."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """Of a layer on a CPU, which stays as it is."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.weight, self.bias = nn.Parameter(packed, requires_grad=False), linear.bias
+
+    def forward(self, given: Tensor) -> Tensor:
+        """``[..., I]`` -> ``[..., O]``."""
+        if torch.is_grad_enabled() and given.requires_grad:
+            return _Product.apply(given, self.weight, self.bias)
+        return _product(given, self.weight, self.bias)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = plain(self.weight)
+
+
+class _Product(torch.autograd.Function):
+    """The operator has no derivative of its own, and would pass no gradient on without a word."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight
+        return _product(given, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient @ plain(ctx.weight), None, None
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b.T`` of ``a [n, K]`` and ``b [m, K]``, without a gradient."""
+    return _product(a, b, None) if a.dtype == b.dtype and _native(a) else torch.nn.functional.linear(a, b)
+
+
+def _product(given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(given, weight, bias, "none", [], "")
+
+
+def _native(tensor: Tensor) -> bool:
+    """Whether oneDNN computes with it, on a CPU, in a dtype that the processor does not emulate."""
+    native = tensor.dtype == torch.float32
+    native |= tensor.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return tensor.device.type == "cpu" and native and torch.backends.mkldnn.is_available()
+
+
+def plain(weight: Tensor) -> Tensor:
+    """A weight ``[O, I]`` as an ordinary tensor: itself, or a copy of a packed one."""
+    return weight.to_dense() if weight.is_mkldnn else weight
+
+
+def pack(module: nn.Module) -> None:
+    """Pack the linear layers inside a frozen module, one after the other, so that beyond what it takes no more than one
+    layer is held twice; a weight that others share (a tied embedding) stays and costs its size again."""
+    for parent, name in [place[:2] for place in _linear_layers(module)]:
+        setattr(parent, name, PackedLinear(getattr(parent, name)))
+
+
+def unpack(module: nn.Module) -> None:
+    """Undo ``pack``."""
+    for parent in module.modules():
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PackedLinear):
+                linear = nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
+                linear.weight, linear.bias = nn.Parameter(plain(child.weight), requires_grad=False), child.bias
+                setattr(parent, name, linear)
+
+
+@contextmanager
+def packed(module: nn.Module) -> Iterator[None]:
+    """Inside, the module computes with packed copies of its linear layers, which cost their size again."""
+    layers = list(_linear_layers(module))
+    for parent, name, linear in layers:
+        setattr(parent, name, PackedLinear(linear))
+    try:
+        yield
+    finally:
+        for parent, name, linear in layers:
+            setattr(parent, name, linear)
+
+
+def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """(parent, name, layer) of those that oneDNN can compute with; ZeRO-3 leaves of a sharded one an empty weight."""
+    for parent in module.modules():
+        for name, child in parent.named_children():
+            if not isinstance(child, nn.Linear) or isinstance(child, PackedLinear):
+                continue
+            if child.weight.numel() and _native(child.weight):
+                yield parent, name, child

@@ -1,0 +1,158 @@
+"""Packed linear layers are the plain ones: values, gradients, state, and what happens to a module on the way."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from specdraft.decoding.decoder import Decoder
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.medusa import Medusa
+from specdraft.onednn import PackedLinear, pack, packed, plain, unpack
+from specdraft.targets import Target
+from specdraft.targets.batch import Batch
+from tests.fakes import random_prompts, tiny_llama
+
+BF16 = pytest.param(
+    torch.bfloat16,
+    marks=pytest.mark.skipif(
+        not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor computes bfloat16 by emulation"
+    ),
+)
+DTYPES = [torch.float32, BF16]
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    return {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1,), (6,), (2, 5), (300,), (0,)])
+def test_it_computes_what_the_plain_layer_does(dtype, bias, shape):
+    linear = nn.Linear(48, 80, bias=bias).to(dtype)
+    given = torch.randn(*shape, 48, dtype=dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(PackedLinear(linear)(given), linear(given), **tolerance(dtype))
+        columns = torch.randn(48, 7, dtype=dtype).T  # not contiguous
+        torch.testing.assert_close(PackedLinear(linear)(columns), linear(columns), **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_reach_the_input(dtype):
+    linear = nn.Linear(48, 80).to(dtype).requires_grad_(False)
+    ours, theirs = (torch.randn(5, 48, dtype=dtype, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    gradient = torch.randn(5, 80, dtype=dtype)
+    PackedLinear(linear)(ours.requires_grad_()).backward(gradient)
+    linear(theirs.requires_grad_()).backward(gradient)
+    torch.testing.assert_close(ours.grad, theirs.grad, **tolerance(dtype))
+
+
+def test_it_holds_the_weight_once_and_gives_it_back():
+    linear = nn.Linear(48, 80)
+    layer = PackedLinear(linear)
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
+    assert layer.weight.is_mkldnn and layer.weight.shape == linear.weight.shape and not layer.weight.requires_grad
+    assert torch.equal(plain(layer.weight), linear.weight) and plain(linear.weight) is linear.weight
+    state = layer.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in linear.state_dict().items())
+    assert not state["weight"].is_mkldnn
+
+
+def test_packing_undone_leaves_the_module_as_it_was():
+    module = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 4, bias=False)))
+    before = copy.deepcopy(module.state_dict())
+    pack(module)
+    pack(module)  # again changes nothing
+    assert isinstance(module[0], PackedLinear) and isinstance(module[1][1], PackedLinear)
+    unpack(module)
+    assert [type(each) for each in module.modules()].count(nn.Linear) == 2
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_packed_copy_ends_with_its_block_also_by_an_error():
+    module = nn.Sequential(nn.Linear(8, 8))
+    linear = module[0]
+
+    def fail():
+        with packed(module):
+            assert isinstance(module[0], PackedLinear)
+            raise RuntimeError("on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"):
+        fail()
+    assert module[0] is linear
+
+
+@pytest.mark.parametrize("linear", [nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8, device="meta")], ids=str)
+def test_what_onednn_does_not_compute_stays_plain(linear):
+    module = nn.Sequential(linear)
+    pack(module)
+    assert module[0] is linear
+
+
+def target(**options) -> Target:
+    return Target.from_model(tiny_llama(num_hidden_layers=4, **options))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_packed_target_is_the_same_target(tied):
+    reference, ours = target(tie_word_embeddings=tied), target(tie_word_embeddings=tied)
+    pack(ours.model)
+    assert isinstance(ours.head, PackedLinear) and not ours.embedding_weight.is_mkldnn
+    assert sum(isinstance(each, PackedLinear) for each in ours.model.modules()) == 4 * 7 + 1
+    ids = torch.randint(64, (2, 12))
+    positions = torch.arange(12).repeat(2, 1)
+    for mine, theirs in zip(
+        ours.features(ids, positions, (1, 2)), reference.features(ids, positions, (1, 2)), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+    prompts = random_prompts(4, (3, 9))
+    decoded = [[each.tokens for each in Decoder(one).generate_batch(prompts, 20, 3)] for one in (ours, reference)]
+    assert decoded[0] == decoded[1]
+    unpack(ours.model)
+    assert not any(isinstance(each, PackedLinear) for each in ours.model.modules())
+    assert torch.equal(ours.head.weight, reference.head.weight)
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa, DraftModel])
+def test_drafters_are_made_for_a_packed_target_trained_beside_it_and_decode_packed(kind):
+    plainly, ours = target(context=128), target(context=128)
+    pack(ours.model)
+    heads = []
+    for one in (plainly, ours):
+        torch.manual_seed(0)
+        heads.append(kind.for_target(one))
+    states = [head.state_dict() for head in heads]
+    assert all(torch.equal(value, states[0][name]) for name, value in states[1].items())
+    ids = torch.randint(64, (2, 20))
+    batch = Batch(ids, torch.arange(20).repeat(2, 1), torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    gradients = []
+    for one, head in zip((plainly, ours), heads, strict=True):
+        head.training_loss(batch, one.features(ids, batch.position_ids, head.layers), one).loss.backward()
+        gradients.append({name: each.grad for name, each in head.named_parameters() if each.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and gradients[0]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
+    prompts = random_prompts(3, (3, 9))
+    expected = Decoder(plainly, heads[0].eval(), 3).generate_batch(prompts, 20, 3)
+    names = [name for name, _ in heads[1].named_parameters()]
+    with packed(heads[1].eval()):
+        assert sum(isinstance(each, PackedLinear) for each in heads[1].modules()) > 1
+        found = Decoder(ours, heads[1], 3).generate_batch(prompts, 20, 3)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert [each.accepted for each in found] == [each.accepted for each in expected]
+    assert [name for name, _ in heads[1].named_parameters()] == names
+
+
+def test_a_loaded_target_is_packed_unless_told_otherwise():
+    loaded, reference = (Target.load("embedded://tiny", device="cpu", packed=each) for each in (True, False))
+    assert isinstance(loaded.head, PackedLinear) and type(reference.head) is nn.Linear
+    assert loaded.identity == reference.identity
+    kept = {name: parameter.numel() for name, parameter in reference.model.named_parameters()}
+    own = {name: parameter.numel() for name, parameter in loaded.model.named_parameters()}
+    assert kept.items() <= own.items()
+    loaded.to("meta")
+    assert type(loaded.head) is nn.Linear and loaded.device.type == "meta"
