@@ -16,9 +16,10 @@ PEERS_PIP := $(PEERS_VENV)/bin/python -m pip install -qq --disable-pip-version-c
 
 export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
-# Waiting threads give their core away; whoever has chosen otherwise keeps that.
-ifeq ($(GOMP_SPINCOUNT)$(KMP_BLOCKTIME),)
-export OMP_WAIT_POLICY ?= PASSIVE
+# Waiting threads soon give their core away, as in specdraft/threads.py; whoever has chosen otherwise keeps that.
+ifeq ($(OMP_WAIT_POLICY)$(GOMP_SPINCOUNT)$(KMP_BLOCKTIME),)
+export OMP_WAIT_POLICY := PASSIVE
+export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help

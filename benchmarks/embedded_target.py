@@ -47,7 +47,7 @@ def distinctness(target: Target, temperature: float) -> float:
 
 def write_card(directory: Path, steps: int | None = None) -> None:
     """Measure the target in ``directory`` and write its ``README.md``. ``steps``: how long it was trained."""
-    target = Target.load(str(directory), dtype="float32", device="cpu")
+    target = Target.load(str(directory), dtype="float32", device="cpu", packed=False)
     held_out = documents(target.tokenizer, "validation")
     card = render(
         "embedded/card.md.jinja",

@@ -26,7 +26,9 @@ class PackedLinear(nn.Linear):
         self.weight, self.bias = nn.Parameter(packed, requires_grad=False), linear.bias
 
     def forward(self, given: Tensor) -> Tensor:
-        """``[..., I]`` -> ``[..., O]``."""
+        """``[..., I]`` -> ``[..., O]``, also of what autocast has made of the input."""
+        if given.dtype != self.weight.dtype and torch.is_autocast_enabled("cpu"):
+            given = given.to(self.weight.dtype)
         if torch.is_grad_enabled() and given.requires_grad:
             return _Product.apply(given, self.weight, self.bias)
         return _product(given, self.weight, self.bias)
@@ -101,10 +103,12 @@ def packed(module: nn.Module) -> Iterator[None]:
 
 
 def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """(parent, name, layer) of those that oneDNN can compute with; ZeRO-3 leaves of a sharded one an empty weight."""
+    """(parent, name, layer) of those that oneDNN can compute with. ZeRO-3 leaves of a sharded one an empty weight, and
+    a subclass with a ``forward`` of its own (a router, say) is packed only if it says ``decodes_as_linear``."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if not isinstance(child, nn.Linear) or isinstance(child, PackedLinear):
                 continue
-            if child.weight.numel() and _native(child.weight):
+            linear = type(child).forward is nn.Linear.forward or getattr(child, "decodes_as_linear", False)
+            if linear and child.weight.numel() and _native(child.weight):
                 yield parent, name, child

@@ -40,6 +40,15 @@ def test_it_computes_what_the_plain_layer_does(dtype, bias, shape):
         torch.testing.assert_close(PackedLinear(linear)(columns), linear(columns), **tolerance(dtype))
 
 
+def test_under_autocast_it_takes_what_other_layers_give():
+    linear = nn.Linear(48, 80)
+    given = torch.randn(3, 48)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = PackedLinear(linear)(given.bfloat16()), linear(given)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected.float(), **tolerance(torch.bfloat16))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_reach_the_input(dtype):
     linear = nn.Linear(48, 80).to(dtype).requires_grad_(False)
@@ -93,6 +102,36 @@ def test_what_onednn_does_not_compute_stays_plain(linear):
     assert module[0] is linear
 
 
+class Router(nn.Linear):
+    """As of Llama 4: a linear layer that gives more than its product."""
+
+    def forward(self, given):
+        return super().forward(given).topk(2)
+
+
+def test_a_layer_with_a_forward_of_its_own_stays_plain():
+    module = nn.Sequential(Router(8, 4))
+    pack(module)
+    assert type(module[0]) is Router
+
+
+@pytest.mark.parametrize("fault", ["wrong", "refused"])
+def test_a_target_that_packing_changes_stays_plain(fault, monkeypatch):
+    ours, reference = target(), target()
+
+    def forward(self, given):
+        if fault == "refused":
+            raise RuntimeError("no such layout")
+        return 1.5 * nn.functional.linear(given, plain(self.weight))
+
+    monkeypatch.setattr(PackedLinear, "forward", forward)
+    with pytest.warns(UserWarning, match="LlamaForCausalLM stay unpacked, decoding is slower"):
+        ours.pack()
+    assert not any(isinstance(each, PackedLinear) for each in ours.model.modules())
+    ids = torch.arange(9)[None]
+    assert torch.equal(ours.features(ids, ids).last, reference.features(ids, ids).last)
+
+
 def target(**options) -> Target:
     return Target.from_model(tiny_llama(num_hidden_layers=4, **options))
 
@@ -100,7 +139,7 @@ def target(**options) -> Target:
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_packed_target_is_the_same_target(tied):
     reference, ours = target(tie_word_embeddings=tied), target(tie_word_embeddings=tied)
-    pack(ours.model)
+    ours.pack()
     assert isinstance(ours.head, PackedLinear) and not ours.embedding_weight.is_mkldnn
     assert sum(isinstance(each, PackedLinear) for each in ours.model.modules()) == 4 * 7 + 1
     ids = torch.randint(64, (2, 12))
@@ -120,7 +159,7 @@ def test_a_packed_target_is_the_same_target(tied):
 @pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa, DraftModel])
 def test_drafters_are_made_for_a_packed_target_trained_beside_it_and_decode_packed(kind):
     plainly, ours = target(context=128), target(context=128)
-    pack(ours.model)
+    ours.pack()
     heads = []
     for one in (plainly, ours):
         torch.manual_seed(0)
@@ -156,3 +195,14 @@ def test_a_loaded_target_is_packed_unless_told_otherwise():
     assert kept.items() <= own.items()
     loaded.to("meta")
     assert type(loaded.head) is nn.Linear and loaded.device.type == "meta"
+
+
+def test_gradients_pass_through_a_loaded_target_packed_or_not():
+    for chosen in (True, False):
+        loaded = Target.load("embedded://tiny", device="cpu", dtype="float32", packed=chosen)
+        hidden = torch.randn(3, loaded.hidden_size, requires_grad=True)
+        loaded.logits(hidden).sum().backward()
+        assert hidden.grad.abs().sum() > 0
+    pack(loaded.model)
+    unpack(loaded.model)
+    loaded.logits(hidden).sum().backward()

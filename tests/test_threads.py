@@ -18,7 +18,7 @@ from importlib.abc import MetaPathFinder
 class Torch(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
-            print("torch sees", os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            print("torch sees", os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"), flush=True)
             os._exit(0)
 
 sys.meta_path.insert(0, Torch())
@@ -55,18 +55,22 @@ def seen(command: list[str], tmp_path: Path, **chosen: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_has_set_the_policy(command, tmp_path):
-    assert seen(command, tmp_path).endswith("torch sees PASSIVE\n")
+    assert seen(command, tmp_path).endswith("torch sees PASSIVE 1000\n")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_so_has_every_script(script, tmp_path):
     said = seen([str(script), "--help"], tmp_path)
-    assert said == "torch sees PASSIVE\n" or said.startswith("usage: ")  # its workers load torch, and inherit
+    assert said == "torch sees PASSIVE 1000\n" or said.startswith("usage: ")  # its workers load torch, and inherit
 
 
 @pytest.mark.parametrize(
     ("chosen", "policy"),
-    [({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "10"}, "None"), ({"KMP_BLOCKTIME": "1"}, "None")],
+    [
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None"),
+        ({"GOMP_SPINCOUNT": "10"}, "None 10"),
+        ({"KMP_BLOCKTIME": "1"}, "None None"),
+    ],
 )
 def test_a_choice_of_the_user_stays(chosen, policy, tmp_path):
     assert seen(["train.py", "plan=true"], tmp_path, **chosen) == f"torch sees {policy}\n"

@@ -22,6 +22,8 @@ class DraftHead(nn.Linear):
     through ``forward`` because ZeRO-3 gathers a partitioned weight only while its module is called, and once more when
     a gradient comes back to a tensor that the call returned."""
 
+    decodes_as_linear = True  # see ``onednn.py``
+
     def forward(self, given: Tensor | Callable[[Tensor], Any]) -> Any:
         """Logits ``[..., Vd]`` of hidden states ``[..., H]``, or what a function makes of the weight ``[Vd, H]``."""
         return super().forward(given) if isinstance(given, Tensor) else given(self.weight)

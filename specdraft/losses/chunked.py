@@ -21,7 +21,7 @@ from specdraft.onednn import product
 # Elements of a chunk of draft logits. Larger chunks take memory; smaller ones make the traffic of the weight gradient
 # (Vd * H read and written per chunk) dominate. See benchmarks/train_step.py.
 CHUNK_ELEMENTS = 128 * 32_768
-_FEW = 256  # positions for which adding a product to the weight's gradient takes longer than the product
+_FEW = 256  # positions for which, on a CPU, adding a product to the weight's gradient takes longer than the product
 
 
 @dataclass
@@ -184,7 +184,8 @@ class _ChunkedDistillation(torch.autograd.Function):
                         logits = weight.logits(h)
                 else:
                     logits = product(h, weight)
-                z = logits.detach().to(dtype, copy=isinstance(weight, FrozenHead))  # [c, Vd]; kept for its gradient
+                # Divergences may write into z, [c, Vd]; a frozen head's gradient may need what it gave.
+                z = logits.detach().to(dtype, copy=isinstance(weight, FrozenHead))
                 _, log_normalizer, drafted = softmax(z, out=q)
                 drafted = drafted if teacher.draft_ids is None else teacher.draft_ids[drafted]
                 result.matched[low:high] = drafted == at.best
@@ -203,7 +204,7 @@ class _ChunkedDistillation(torch.autograd.Function):
                 grad_hidden[low:high] = product(grad_z, weight.to(h.dtype).T)
                 if grad_weight is None:
                     continue
-                if h.dtype == dtype and len(h) < _FEW:
+                if h.dtype == dtype and (len(h) < _FEW or device.type != "cpu"):
                     grad_weight.addmm_(grad_z.T, h)
                 else:
                     grad_weight += product(grad_z.T, h.T)

@@ -1,6 +1,7 @@
 """The frozen target: a ``LanguageModel`` that nobody trains, with its tokenizer and its identity."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from specdraft.targets import loading
 from specdraft.targets.language_model import Capture, Features, LanguageModel
 from specdraft.targets.server import Server
 from specdraft.targets.sharded import load_partitioned
+from specdraft.text import reason
 
 PLACEMENTS = ("replicated", "zero3", "device_map", "remote")
 
@@ -95,9 +97,26 @@ class Target(LanguageModel):
             # verification; a CPU needs no copies: verifying 6 tokens of the embedded target takes 6.3 ms, not 7.1.
             os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
         target = cls(model.to(device), tokenizer, name, revision)
-        if packed:
-            pack(model)
+        if packed and target.device.type == "cpu":
+            target.pack()
         return target
+
+    @torch.no_grad()
+    def pack(self) -> None:
+        """Pack the weights for decoding on a CPU (``onednn.py``), unless the model then says something else."""
+        ids = torch.arange(1, 9, device=self.device)[None] % self.vocab_size
+        expected = self.model(input_ids=ids, use_cache=False).logits.float()
+        pack(self.model)
+        try:
+            found = self.model(input_ids=ids, use_cache=False).logits.float()
+            difference = (found - expected).abs().max().item()
+            amiss = "" if difference < self._tolerance * max(1.0, expected.abs().max().item()) else f"{difference:.2g}"
+        except RuntimeError as error:  # a model that uses a layer's weight beside the layer
+            amiss = reason(error)
+        if amiss:
+            unpack(self.model)
+            what = f"the weights of {self.architecture} stay unpacked, decoding is slower"
+            warnings.warn(f"{what} ({amiss})", stacklevel=2)
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any = None, name: str = "in-memory") -> "Target":

@@ -24,7 +24,8 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
 }
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
 
 import torch
 from vllm import LLM, SamplingParams
