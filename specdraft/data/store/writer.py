@@ -146,7 +146,8 @@ class StoreWriter:
             for name, (error, square) in read_about(file)["errors"].items():
                 sums[name] = sums[name][0] + error, sums[name][1] + square
         errors = {name: math.sqrt(error / square) for name, (error, square) in sums.items() if square}
-        with self._exclusive(INDEX, wait=True):
+        # A process killed between a whole shard and the release of its lock has left the lock's file.
+        with self._exclusive(INDEX, *(f".{split}-*.lock" for split in self.contents.splits), wait=True):
             self._write_index(shards, errors)
 
     def _write_index(self, shards: dict[str, list[str]] | None, relative_error: dict[str, float]) -> None:
@@ -161,7 +162,7 @@ class StoreWriter:
         with exclusive(lock, wait) as held:
             for pattern in leftovers if held else ():
                 for left in self.path.glob(pattern):
-                    left.unlink()
+                    left.unlink(missing_ok=True)
             try:
                 yield held
             finally:

@@ -117,6 +117,17 @@ def test_ten_kills_at_random_moments_lose_and_repeat_nothing(making, tmp_path):
     assert all((path / name).stat().st_mtime_ns == moment for name, moment in before.items())
 
 
+def test_a_lock_that_outlived_its_shard_goes_with_the_last_one(making, tmp_path):
+    index = making.store()
+    path = tmp_path / "killed"
+    path.mkdir()
+    whole = index.shards["train"][0]
+    shutil.copy(making.path / whole, path)
+    (path / f".{whole.rpartition('-')[0]}.lock").touch()
+    making.writer(path).write(making.features, 1)
+    assert files(path) == files(making.path)
+
+
 def test_others_write_what_a_killed_process_leaves(making, tmp_path):
     making.batches["train"] = packed(60, seed=3)
     shared = {"shard_bytes": 1}
