@@ -5,6 +5,7 @@ as it saves; and on processors that are not Intel's its large products take twic
 
 I / O = input / output features."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,15 @@ class PackedLinear(nn.Linear):
         if torch.is_grad_enabled() and given.requires_grad:
             return _Product.apply(given, self.weight, self.bias)
         return _product(given, self.weight, self.bias)
+
+    def unpacked(self) -> nn.Linear:
+        """The plain layer."""
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        linear.weight, linear.bias = nn.Parameter(plain(self.weight), requires_grad=False), self.bias
+        return linear
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PackedLinear":
+        return PackedLinear(copy.deepcopy(self.unpacked(), memo))  # torch copies no opaque tensor
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -84,9 +94,7 @@ def unpack(module: nn.Module) -> None:
     for parent in module.modules():
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
-                linear = nn.Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
-                linear.weight, linear.bias = nn.Parameter(plain(child.weight), requires_grad=False), child.bias
-                setattr(parent, name, linear)
+                setattr(parent, name, child.unpacked())
 
 
 @contextmanager

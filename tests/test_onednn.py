@@ -70,6 +70,16 @@ def test_it_holds_the_weight_once_and_gives_it_back():
     assert not state["weight"].is_mkldnn
 
 
+def test_a_copy_computes_the_same_and_shares_nothing():
+    layer = PackedLinear(nn.Linear(48, 80))
+    (twin,) = copy.deepcopy(nn.Sequential(layer))
+    given = torch.randn(3, 48)
+    assert isinstance(twin, PackedLinear) and torch.equal(twin(given), layer(given))
+    with torch.no_grad():
+        twin.bias.zero_()
+    assert layer.bias.abs().sum() > 0
+
+
 def test_packing_undone_leaves_the_module_as_it_was():
     module = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 4, bias=False)))
     before = copy.deepcopy(module.state_dict())
