@@ -1,7 +1,7 @@
 """Products on a CPU by oneDNN, in fp32 too, for which torch asks another library; and linear layers packed for it once.
 
 torch's own product of six rows takes three times as long as that of one, so that verifying a draft would cost as much
-as it saves; and on processors that are not Intel's its large products take twice as long (benchmarks/onednn.py).
+as it saves; and on the AMD processor that was measured its large products take twice as long (benchmarks/onednn.py).
 
 I / O = input / output features."""
 
