@@ -1,7 +1,7 @@
 """How many threads a decoding pass is given on a CPU.
 
 Its products are so short that waking threads which wait may take longer than they help: on two virtual cores a pass of
-the embedded target takes 8.8 ms on both, 6.7 ms on one. What is faster depends on model and machine, so it is measured."""
+the embedded target takes 8.8 ms on both, 6.7 ms on one. Model and machine decide which is faster: it is measured."""
 
 import statistics
 import time
