@@ -25,7 +25,7 @@ from torch import Tensor
 from common import print_table, put_into_page, write_result
 from specdraft.decoding.rules import Verdict, rejection_sampling
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
-from specdraft.decoding.tree import DraftTree
+from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.checkpoint import load_drafter
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import EvaluationSettings, evaluate, load_prompts
@@ -46,12 +46,12 @@ class Recorder:
         self.expected: list[float] = []
         self.accepted: list[float] = []
 
-    def __call__(self, tree: DraftTree, p: Tensor, generator: torch.Generator | None) -> Verdict:
+    def __call__(self, trees: DraftTrees, p: Tensor, uniform: Tensor) -> Verdict:
         """As ``rejection_sampling``."""
-        verdict = rejection_sampling(tree, p, generator)
-        if tree.q is not None and len(tree):
-            self.expected.append(float(torch.minimum(p[0], tree.q[0]).sum()))
-            self.accepted.append(float(len(verdict.path) > 0))
+        verdict = rejection_sampling(trees, p, uniform)
+        if trees.q is not None and trees.num_nodes:
+            self.expected += torch.minimum(p[:, 0], trees.q[:, 0]).sum(-1).tolist()
+            self.accepted += (verdict.accepted > 0).float().tolist()
         return verdict
 
     def summary(self) -> dict[str, float]:

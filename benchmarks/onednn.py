@@ -18,6 +18,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import alternate, median_ratio, print_table, write_result
+from specdraft.decoding.passes import Pass
 from specdraft.onednn import PackedLinear, pack
 from specdraft.targets import Target
 
@@ -73,13 +74,12 @@ def passes(targets: dict[str, Target], rounds: int) -> list[dict[str, Any]]:
     """Passes over a few tokens behind ``HELD`` cached ones, with their logits."""
 
     def decoding(target: Target, tokens: int) -> Callable[[], float]:
-        cache = target.new_cache(HELD + max(TOKENS))
-        target.step(torch.randint(1000, (1, HELD)), cache)
-        ids = torch.randint(1000, (1, tokens))
+        cache = target.new_cache(1, HELD + max(TOKENS))
+        target.step(Pass.prompt(torch.randint(1000, (HELD,)).tolist(), target.device), cache)
+        reading = Pass.text(torch.randint(1000, (1, tokens)), torch.tensor([HELD]), HELD, simple=True)
 
         def once() -> None:
-            target.logits(target.step(ids, cache).last)
-            cache.crop(HELD)
+            target.logits(target.step(reading, cache).last)
 
         return lambda: timed(once, 0.3)
 

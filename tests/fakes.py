@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdraft.decoding.cache import RewindableCache
-from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.cache import StaticCache
+from specdraft.decoding.passes import Pass
+from specdraft.decoding.sampling import Chance, Sampling, sample
 from specdraft.decoding.shapes import Shape
-from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.base import Drafter
+from specdraft.decoding.tree import DraftTrees
+from specdraft.drafters.drafting import SingleDrafter
 from specdraft.targets import Features
 
 
@@ -72,7 +73,7 @@ class ReplayState:
     features: list[Features] = field(default_factory=list)
 
 
-class Replay(Drafter):
+class Replay(SingleDrafter):
     """Drafts the known greedy ``continuation``, each token replaced by a wrong one with probability ``error``.
 
     ``error`` 0 is accepted always, 1 never. It keeps what it was told: ``states`` holds one state per request.
@@ -96,40 +97,40 @@ class Replay(Drafter):
         state.tokens.append(tokens)
         state.features.append(features)
 
-    def draft(
-        self, state: ReplayState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
-    ) -> DraftTree:
+    def draft(self, state: ReplayState, shape: Shape, sampling: Sampling, chance: Chance | None) -> DraftTrees:
         tokens = torch.tensor(self.continuation[state.emitted : state.emitted + shape.depth], dtype=torch.int64)
         wrong = torch.rand(len(tokens), generator=self.generator) < self.error
-        return DraftTree.chain((tokens + wrong) % self.vocab_size)
+        return DraftTrees.chains((tokens + wrong)[None] % self.vocab_size)
 
 
 @dataclass
 class TargetAsDraftState:
-    """The text so far and a cache of its own."""
+    """The text so far, how much of it is read, and a cache of its own."""
 
     text: list[int]
-    cache: RewindableCache
+    cache: StaticCache
+    read: int = 0
 
 
-class TargetAsDraft(Drafter):
+class TargetAsDraft(SingleDrafter):
     """Drafts with the target itself, so that q = p and nothing may be rejected."""
 
     def start(self, first_token: int, max_length: int) -> TargetAsDraftState:
-        return TargetAsDraftState([first_token], self.target.new_cache(max_length))
+        return TargetAsDraftState([first_token], self.target.new_cache(1, max_length))
 
     def advance(self, state: TargetAsDraftState, tokens: Tensor, features: Features) -> None:
         state.text += tokens.tolist()
 
-    def draft(
-        self, state: TargetAsDraftState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
-    ) -> DraftTree:
-        tokens, q = [], []
-        unread = torch.tensor(state.text[state.cache.length :])
-        for _ in range(shape.depth):
-            logits = self.target.logits(self.target.step(unread[None], state.cache).last[:, -1])
+    def draft(self, state: TargetAsDraftState, shape: Shape, sampling: Sampling, chance: Chance | None) -> DraftTrees:
+        tokens, q, held = [], [], state.read
+        unread = torch.tensor([state.text[held:]])
+        state.read = len(state.text)
+        for depth in range(shape.depth):
+            reading = Pass.text(unread, torch.tensor([held]), held, simple=True)
+            held += unread.shape[1]
+            logits = self.target.logits(self.target.step(reading, state.cache).last[:, -1])
             q.append(sampling.probabilities(logits))
-            unread = logits.argmax(-1) if sampling.greedy else sample(q[-1], generator)
+            drawn = logits.argmax(-1) if sampling.greedy else sample(q[-1], chance.uniform(2**20 + depth, 1)[:, 0])
+            unread = drawn[:, None]
             tokens.append(unread)
-        state.cache.crop(len(state.text))
-        return DraftTree.chain(torch.cat(tokens), None if sampling.greedy else torch.cat(q))
+        return DraftTrees.chains(torch.cat(tokens, dim=1), None if sampling.greedy else torch.stack(q, dim=1))

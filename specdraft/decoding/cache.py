@@ -1,168 +1,107 @@
-"""A key-value cache whose requests can go back: rejected drafts are forgotten by moving a number.
+"""A static key-value cache whose requests can go back: rejected drafts are forgotten by moving a number.
 
-B = requests decoded side by side, n = tokens read in a pass, d = head size.
+B = requests of a pass, n = tokens that each reads, S = keys that it attends to, d = head size.
 
-transformers' dynamic cache copies all keys and values at every token; here each layer writes into a buffer that
-doubles when full and hands out views, so that a step costs what it writes, and rolling back costs nothing. The
-requests of a batch may have different lengths: each writes after its own end."""
+transformers' dynamic cache copies all keys and values at every token. Here every layer has one buffer for all requests
+of a batch, and a pass writes wherever it is told to, in one operation however much the lengths of the requests differ.
+What a request holds is the caller's knowledge: its texts and drafts follow one another, and what lies behind them is
+hidden by masks and written over. A request that comes or goes copies no other but the one that takes its place."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
+from specdraft.decoding.passes import Pass
 
-class _BufferedLayer(DynamicLayer):
-    """One layer's keys and values ``[B, heads, capacity, d]``; request b holds ``lengths[b]`` valid positions."""
+_BUCKET = 128  # tokens by which capacities differ
 
-    def __init__(self, capacity: int) -> None:
+
+class _StaticLayer(DynamicLayer):
+    """One layer's keys and values, ``[requests, heads, capacity, d]``."""
+
+    def __init__(self, cache: "StaticCache") -> None:
         super().__init__()
-        self.capacity = capacity
-        self.lengths: list[int] = []
+        self.cache = cache
+        self._window: tuple[Tensor, Tensor] | None = None  # keys and values of the pass's requests
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values, self.lengths = key_states, value_states, [0] * len(key_states)
-        self.reserve(self.capacity)
+        # Zeros, because what no request has written is read where one is shorter than another: masked, but not NaN.
+        size, capacity = self.cache.rows, self.cache.capacity
+        self.keys = key_states.new_zeros((size, key_states.shape[1], capacity, key_states.shape[3]))
+        self.values = value_states.new_zeros((size, value_states.shape[1], capacity, value_states.shape[3]))
         self.is_initialized = True
 
+    def narrow(self, first: int, end: int) -> None:
+        """The next passes read requests from ``first`` up to ``end``."""
+        self._window = (self.keys[first:end], self.values[first:end]) if self.is_initialized else None
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new ones ``[B, heads, n, d]``; returns those to attend to, ``[B, heads, S, d]``."""
+        cache = self.cache
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        added, longest = key_states.shape[-2], max(self.lengths)
-        end = longest + added
-        if end > self.capacity:
-            self.reserve(max(end, 2 * self.capacity))
-        if min(self.lengths) == longest:
-            self.keys[:, :, longest:end] = key_states
-            self.values[:, :, longest:end] = value_states
-        else:
-            for request, start in enumerate(self.lengths):
-                self.keys[request, :, start : start + added] = key_states[request]
-                self.values[request, :, start : start + added] = value_states[request]
-        self.lengths = [length + added for length in self.lengths]
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def reserve(self, capacity: int) -> None:
-        """Make room for ``capacity`` positions."""
-        used = max(self.lengths)
-        for name, buffer in (("keys", self.keys), ("values", self.values)):
-            # Zeros, because a request that is shorter than its neighbors is read beyond its end: masked, but not NaN.
-            grown = buffer.new_zeros((*buffer.shape[:2], capacity, buffer.shape[3]))
-            grown[:, :, :used] = buffer[:, :, :used]
-            setattr(self, name, grown)
-        self.capacity = capacity
+        if self._window is None:
+            self.narrow(cache.first, cache.first + len(key_states))
+        assert self._window is not None
+        keys, values = self._window
+        index = cache.index(key_states.shape[1], self.device)
+        keys.index_put_(index, key_states)
+        values.index_put_(index, value_states)
+        return keys[:, :, : cache.size], values[:, :, : cache.size]
 
     def get_seq_length(self) -> int:
-        return max(self.lengths, default=0)
-
-    def reset(self) -> None:
-        self.lengths = [0] * len(self.lengths)
+        """Of the tokens before the pass, where transformers makes the mask itself."""
+        return self.cache.held
 
 
-class RewindableCache(Cache):
-    """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens a request (it grows beyond).
+class StaticCache(Cache):
+    """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens of each of ``rows`` requests.
     Sliding-window layers are held whole: transformers' masks hide what lies outside the window, and a rejected draft
     can then be undone, which a ring buffer cannot do."""
 
-    layers: list[_BufferedLayer]
+    layers: list[_StaticLayer]
 
-    def __init__(self, num_layers: int, capacity: int) -> None:
-        super().__init__(layers=[_BufferedLayer(capacity) for _ in range(num_layers)])
+    def __init__(self, num_layers: int, rows: int, capacity: int) -> None:
+        super().__init__(layers=[_StaticLayer(self) for _ in range(num_layers)])
+        self.rows, self.capacity = rows, -(-capacity // _BUCKET) * _BUCKET
+        self.first = self.held = self.size = self._count = 0
+        self._places = torch.empty((0, 0), dtype=torch.int64)
+        self._index: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
-    @property
-    def lengths(self) -> list[int]:
-        """Number of tokens held by every request; empty before the first pass."""
-        return list(self.layers[0].lengths)
+    def begin(self, reading: Pass, first: int = 0) -> None:
+        """Say what the next pass reads, of the requests from ``first`` on. Raises ValueError beyond the capacity."""
+        if reading.size > self.capacity:
+            raise ValueError(f"the pass needs {reading.size} places of {self.capacity}")
+        count = len(reading.ids)
+        if (first, count) != (self.first, self._count):
+            for layer in self.layers:
+                layer.narrow(first, first + count)
+        self.first, self._count, self.held, self.size = first, count, reading.held, reading.size
+        self._places = reading.places
+        self._index = {}
 
-    @property
-    def length(self) -> int:
-        """Number of tokens held by the longest request."""
-        return self.get_seq_length()
+    def index(self, heads: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Where a layer of so many heads writes: requests, heads and places, together ``[B, heads, n]``."""
+        if (heads, device) not in self._index:
+            places = self._places[:, None].to(device)
+            rows = torch.arange(len(places), device=device)[:, None, None]
+            self._index[heads, device] = rows, torch.arange(heads, device=device)[:, None], places
+        return self._index[heads, device]
 
-    def crop(self, length: int) -> None:
-        """Keep the first ``length`` tokens of a cache of one request."""
-        if length != self.length:
-            self.keep(0, length, ())
-
-    def keep(self, request: int, length: int, path: Sequence[int]) -> None:
-        """Keep of a request its first ``length`` tokens and of those after them the ascending offsets ``path``: the
-        accepted nodes of a tree move up to where the text goes on."""
-        chosen = None
-        if list(path) != list(range(len(path))):  # a chain's nodes already lie where they belong
-            chosen = torch.tensor(path, device=self.layers[0].keys.device) + length
-        for layer in self.layers:
-            assert length + len(path) <= layer.lengths[request]
-            if chosen is not None:
-                for buffer in (layer.keys, layer.values):
-                    buffer[request, :, length : length + len(path)] = buffer[request].index_select(1, chosen)
-            layer.lengths[request] = length + len(path)
-
-    def join(self, others: Sequence["RewindableCache"]) -> None:
-        """Append the requests of ``others``, which are used up, after those held; buffers grow to the largest capacity.
-        All that is held is copied once."""
-        if others and not self.lengths:
-            self.layers, others = others[0].layers, others[1:]
-        if not others:
-            return
-        for layer, *added in zip(self.layers, *(other.layers for other in others), strict=True):
-            capacity = max(each.capacity for each in (layer, *added))
-            for each in (layer, *added):
-                if each.capacity < capacity:
-                    each.reserve(capacity)
-            layer.keys = torch.cat([layer.keys, *(each.keys for each in added)])
-            layer.values = torch.cat([layer.values, *(each.values for each in added)])
-            for each in added:
-                layer.lengths = layer.lengths + each.lengths
-                each.keys = each.values = layer.keys[:0]  # free: two whole copies of all layers may not fit
-
-    def drop(self, request: int) -> None:
-        """Forget a request; the last one takes its place, so that no other is copied."""
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Copy places ``[B, m]`` of the first B requests to others: the accepted nodes of a tree move up to where the
+        text goes on."""
+        rows = torch.arange(len(source), device=source.device)[:, None]
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
-                buffer[request] = buffer[-1]
-            layer.keys, layer.values = layer.keys[:-1], layer.values[:-1]
-            layer.lengths[request] = layer.lengths[-1]
-            layer.lengths.pop()
+                here = [part.to(buffer.device) for part in (rows, source, destination)]
+                buffer[here[0], :, here[2]] = buffer[here[0], :, here[1]]
 
-
-class _LayerSideBySide(DynamicLayer):
-    """One layer of several caches of one request each; what it hands out is padded to the longest."""
-
-    def __init__(self, requests: Sequence[_BufferedLayer]) -> None:
-        super().__init__()
-        self.requests = requests
-
-    @property
-    def lengths(self) -> list[int]:
-        return [length for request in self.requests for length in (request.lengths or [0])]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        added = zip(self.requests, key_states.split(1), value_states.split(1), strict=True)
-        held = [request.update(key, value) for request, key, value in added]  # [1, heads, length, d] each
-        padded = (
-            pad_sequence([part[0].transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2)
-            for parts in zip(*held, strict=True)
-        )
-        return next(padded), next(padded)
-
-    def get_seq_length(self) -> int:
-        return max(self.lengths)
-
-
-class CachesSideBySide(Cache):
-    """Caches of one request each, read in one pass: every pass copies what they hold into one padded batch. For models
-    whose caches are small (a draft's), in batches that change from pass to pass."""
-
-    layers: list[_LayerSideBySide]
-
-    def __init__(self, caches: Sequence[RewindableCache]) -> None:
-        super().__init__(layers=[_LayerSideBySide(layers) for layers in zip(*(c.layers for c in caches), strict=True)])
-
-    @property
-    def lengths(self) -> list[int]:
-        """Number of tokens held by every request."""
-        return self.layers[0].lengths
+    def drop(self, row: int, last: int, length: int) -> None:
+        """Forget a request; the ``last`` one, of that many tokens, takes its place."""
+        for layer in self.layers if row != last else ():
+            for buffer in (layer.keys, layer.values):
+                buffer[row, :, :length] = buffer[last, :, :length]

@@ -1,31 +1,31 @@
 """The decode loop: one loop for plain decoding and for drafting, for one request and for many side by side.
 
+B = requests under way, N = nodes of a draft, D = its levels, V = vocabulary.
+
 Each round: the drafter proposes a tree after the last emitted token of every request, the target reads all of them in
-one pass, the rule accepts a path and adds one token of the target's own. What was rejected is taken back from the
+one pass, the rule accepts a path and adds one token of the target's own. What was rejected is overwritten in the
 target's cache. Requests accept different numbers of tokens, so they differ in length; one that ends makes room for the
-next one.
+next one. All of a round is launched without waiting for the device; at its end the host reads what was emitted, once.
 
 Accounting is vLLM's: the prompt's pass emits the first token and is no round; every later target pass is one; drafted
 tokens that were accepted count even where they run past the end of text or the token limit."""
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdraft.decoding import rules
-from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding.clock import Clock
 from specdraft.decoding.interfaces import Drafter, Features, Target
-from specdraft.decoding.padded import Reading, pad_pass
-from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.passes import Pass, Texts
+from specdraft.decoding.sampling import Chance, Sampling, sample
 from specdraft.decoding.shapes import Shape, as_shape
 from specdraft.decoding.threads import FEW_TOKENS, limited
 from specdraft.decoding.trace import Round, Trace
-from specdraft.decoding.tree import DraftTree
+from specdraft.decoding.tree import DraftTrees, empty
 from specdraft.errors import UserError
 
 
@@ -48,48 +48,6 @@ class Generation:
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     trace: Trace | None = None
-
-
-@dataclass
-class _Request:
-    """A request under way. number: its place among the prompts; state: the drafter's."""
-
-    number: int
-    prompt_length: int
-    limit: int
-    generator: torch.Generator | None
-    result: Generation
-    state: Any = None
-    read: int = 0  # tokens in which the end of text was looked for
-    tree: DraftTree = field(default_factory=DraftTree.empty)
-
-    @property
-    def held(self) -> int:
-        """Tokens that the target has read: all but the last one."""
-        return self.prompt_length + len(self.result.tokens) - 1
-
-    def emit(self, verdict: rules.Verdict, drafted: bool) -> list[int]:
-        """Note a verified draft, and count it if there is a drafter; returns the emitted tokens."""
-        tree, result, path = self.tree, self.result, list(verdict.path)
-        emitted = [*tree.tokens[path].tolist(), verdict.next_token]
-        result.tokens += emitted
-        if result.trace is not None:
-            result.trace.rounds.append(Round.of(tree, verdict))
-        if drafted:
-            result.drafted.append(tree.depth)
-            result.accepted.append(len(path))
-            result.nodes.append(len(tree))
-        return emitted
-
-
-@contextmanager
-def _timed(requests: Sequence[_Request], name: str) -> Iterator[None]:
-    """Add the seconds inside to each request's result: what is done for all counts whole for each."""
-    started = time.perf_counter()
-    yield
-    spent = time.perf_counter() - started
-    for request in requests:
-        setattr(request.result, name, getattr(request.result, name) + spent)
 
 
 class Decoder:
@@ -148,124 +106,197 @@ class Decoder:
                 given = f"the prompt has {len(prompt)} tokens and {max_new_tokens} are to be generated"
                 room = f"room for an answer in the target's context of {self.target.max_length} tokens"
                 raise UserError(f"{given}: expected at least 1 of each, and {room}")
+        if not prompts:
+            return
         seeds = range(len(prompts)) if seeds is None else seeds
+        lengths = [min(len(prompt) + max_new_tokens, self.target.max_length) for prompt in prompts]
+        batch = _Batch(self, min(batch_size, len(prompts)), max(lengths))
         waiting = iter(range(len(prompts)))
-        active: list[_Request] = []
-        cache = self.target.new_cache(0)
         while True:
-            begun = []
-            while len(active) < batch_size and (number := next(waiting, None)) is not None:
-                request, own = self._begin(number, prompts[number], max_new_tokens, seeds[number])
+            while len(batch.requests) < batch_size and (number := next(waiting, None)) is not None:
+                request = batch.begin(number, prompts[number], lengths[number] - len(prompts[number]), seeds[number])
                 if self._finished(request):
+                    batch.drop(len(batch.requests) - 1)
                     yield number, self._end(request)
-                    continue
-                begun.append(own)
-                active.append(request)
-            cache.join(begun)
-            if not active:
+            if not batch.requests:
                 return
-            self._round(active, cache)
-            for index in reversed(range(len(active))):
-                if self._finished(request := active[index]):
-                    active[index] = active[-1]  # as in the cache; it is looked at already
-                    active.pop()
-                    cache.drop(index)
+            tokens = len(batch.requests) * (1 if self.shape is None else 1 + self.shape.num_nodes)
+            with limited(self.target.decoding_threads if tokens <= FEW_TOKENS else None):
+                batch.round()
+            for index in reversed(range(len(batch.requests))):
+                if self._finished(request := batch.requests[index]):
+                    batch.drop(index)
                     yield request.number, self._end(request)
 
-    def _begin(
-        self, number: int, prompt_ids: Sequence[int], max_new_tokens: int, seed: int
-    ) -> tuple[_Request, RewindableCache]:
-        """The prompt's pass: it emits the first token."""
-        started = time.perf_counter()
-        target, drafter, device = self.target, self.drafter, self.target.device
-        limit = min(max_new_tokens, target.max_length - len(prompt_ids))
-        generator = None if self.sampling.greedy else torch.Generator(device).manual_seed(seed)
-        capacity = len(prompt_ids) + limit + (0 if self.shape is None else self.shape.num_nodes)
-        cache = target.new_cache(capacity)
-        layers = drafter.layers if drafter is not None else ()
-        features = target.step(torch.tensor([prompt_ids], device=device), cache, layers)
-        logits = target.logits(features.last[:, -1])
-        greedy = self.sampling.greedy
-        first = int(logits.argmax(-1) if greedy else sample(self.sampling.probabilities(logits), generator))
-        request = _Request(number, len(prompt_ids), limit, generator, Generation([first]))
-        if self.trace:
-            request.result.trace = Trace(list(prompt_ids), first)
-        if drafter is not None:
-            request.state = drafter.start(prompt_ids[0], capacity)
-            drafter.advance(request.state, torch.tensor([*prompt_ids[1:], first], device=device), features)
-        request.result.prefill_seconds = time.perf_counter() - started
-        return request, cache
-
-    def _round(self, active: list[_Request], cache: RewindableCache) -> None:
-        """Draft, verify, accept, commit (2211.17192, algorithm 1); every request emits at least one token."""
-        tokens = len(active) * (1 if self.shape is None else 1 + self.shape.num_nodes)
-        threads = self.target.decoding_threads if tokens <= FEW_TOKENS else None
-        with limited(threads), _timed(active, "decode_seconds"):
-            self._draft(active)
-            logits, features = self._verify(active, cache)
-            verdicts = [self._accept(request, after) for request, after in zip(active, logits, strict=True)]
-            self._commit(active, verdicts, features, cache)
-
-    def _draft(self, active: list[_Request]) -> None:
-        """Give every request its draft, which may not run past the context: the target has nothing to say there."""
-        for request in active:
-            request.tree = DraftTree.empty(self.target.device)
-        drafting = [request for request in active if self.target.max_length - request.held > 1]
-        if self.drafter is None or self.shape is None or not drafting:
-            return
-        shapes = [self.shape.truncate(self.target.max_length - request.held - 1) for request in drafting]
-        states, generators = [each.state for each in drafting], [each.generator for each in drafting]
-        with _timed(active, "draft_seconds"):
-            drafts = self.drafter.draft_batch(states, shapes, self.sampling, generators)
-        for request, tree in zip(drafting, drafts, strict=True):
-            request.tree = tree
-
-    def _verify(self, active: list[_Request], cache: RewindableCache) -> tuple[Tensor, Features]:
-        """The target's logits ``[B, N + 1, V]`` and features after the last emitted token and after every node."""
-        layers = () if self.drafter is None else self.drafter.layers
-        last = [request.result.tokens[-1] for request in active]
-        if len(active) == 1 and active[0].tree.is_chain:  # the common case needs no mask
-            tokens = torch.cat([torch.tensor(last, device=self.target.device), active[0].tree.tokens])
-            features = self.target.step(tokens[None], cache, layers)
-        else:
-            readings = [Reading.tree(token, each.tree, each.held) for token, each in zip(last, active, strict=True)]
-            ids, positions, visible = pad_pass(readings)
-            features = self.target.step(ids, cache, layers, positions, visible)
-        return self.target.logits(features.last), features
-
-    def _accept(self, request: _Request, logits: Tensor) -> rules.Verdict:
-        """The path that the rule accepts, and the target's own token after it."""
-        tree = request.tree
-        logits = logits[: len(tree) + 1]
-        if self.sampling.greedy:
-            return rules.greedy(tree, logits.argmax(-1))
-        p = self.sampling.probabilities(logits)
-        if isinstance(self.rule, rules.LossyRule) and tree.is_chain:
-            request.result.divergence.append(self.rule.divergence(tree, p))
-        return self.rule(tree, p, request.generator)
-
-    def _commit(
-        self, active: list[_Request], verdicts: list[rules.Verdict], features: Features, cache: RewindableCache
-    ) -> None:
-        """Emit what was accepted, tell the drafter, and take the rest back from the target's cache."""
-        emitted: list[Tensor] = []
-        before: list[Features] = []  # of the positions before each emitted token
-        for index, (request, verdict) in enumerate(zip(active, verdicts, strict=True)):
-            cache.keep(index, request.held + 1, verdict.path)
-            emitted.append(torch.tensor(request.emit(verdict, self.drafter is not None), device=self.target.device))
-            before.append(features.at(index, [0, *(node + 1 for node in verdict.path)]))
-        if self.drafter is not None:
-            with _timed(active, "draft_seconds"):
-                self.drafter.advance_batch([request.state for request in active], emitted, before)
-
-    def _finished(self, request: _Request) -> bool:
+    def _finished(self, request: "_Request") -> bool:
         tokens, new = request.result.tokens, request.result.tokens[request.read :]
         request.read = len(tokens)
         return len(tokens) >= request.limit or not self.target.eos_token_ids.isdisjoint(new)
 
-    def _end(self, request: _Request) -> Generation:
-        request.result.tokens = truncate(request.result.tokens, request.limit, self.target.eos_token_ids)
-        return request.result
+    def _end(self, request: "_Request") -> Generation:
+        result = request.result
+        result.tokens = truncate(result.tokens, request.limit, self.target.eos_token_ids)
+        if request.divergence:
+            result.divergence = torch.stack(request.divergence).tolist()
+        return result
+
+
+@dataclass
+class _Request:
+    """A request under way. number: its place among the prompts. divergence: of its rounds, not yet read."""
+
+    number: int
+    prompt_length: int
+    limit: int
+    result: Generation
+    read: int = 0  # tokens in which the end of text was looked for
+    divergence: list[Tensor] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of its text. The target has read all but the last one."""
+        return self.prompt_length + len(self.result.tokens)
+
+
+class _Batch:
+    """Requests that are decoded side by side, each in a row of what is on the device: caches, the last emitted token,
+    the length of the text, the seed."""
+
+    def __init__(self, decoder: Decoder, rows: int, longest: int) -> None:
+        """Room for ``rows`` texts of up to ``longest`` tokens."""
+        self.decoder, self.requests = decoder, list[_Request]()
+        self.target, self.sampling, self.shape = decoder.target, decoder.sampling, decoder.shape
+        self.layers = () if decoder.drafter is None else decoder.drafter.layers
+        device = self.target.device
+        self.clock = Clock(device)
+        capacity = longest + 1 + (0 if self.shape is None else self.shape.num_nodes)
+        self.cache = self.target.new_cache(rows, capacity)
+        self.drafting = None if decoder.drafter is None else decoder.drafter.drafting(rows, capacity)
+        self.last, self.lengths, self.seeds = torch.zeros((3, rows), dtype=torch.int64, device=device)
+
+    def begin(self, number: int, prompt: Sequence[int], limit: int, seed: int) -> _Request:
+        """The prompt's pass: it emits the first token."""
+        started = time.perf_counter()
+        target, device, row = self.target, self.target.device, len(self.requests)
+        reading = Pass.prompt(prompt, device)
+        features = target.step(reading, self.cache, self.layers, row)
+        logits = target.logits(features.last[:, -1])
+        self.lengths[row], self.seeds[row] = len(prompt), Chance.mixed(seed)
+        if self.sampling.greedy:
+            first = logits.argmax(-1)
+        else:
+            uniform = self._chance(row, row + 1).uniform(0, 1)[:, 0]
+            first = sample(self.sampling.probabilities(logits), uniform)
+        self.lengths[row], self.last[row] = len(prompt) + 1, first[0]
+        if self.drafting is not None:
+            self.drafting.begin(row, prompt[0])
+            counts = torch.full((1,), len(prompt), device=device)
+            read = Texts(torch.ones(1, dtype=torch.int64, device=device), 1, row)
+            self.drafting.advance(read, torch.cat([reading.ids[:, 1:], first[:, None]], dim=1), counts, features)
+        request = _Request(number, len(prompt), limit, Generation(first.tolist()))
+        if self.decoder.trace:
+            request.result.trace = Trace(list(prompt), request.result.tokens[0])
+        request.result.prefill_seconds = time.perf_counter() - started
+        self.requests.append(request)
+        return request
+
+    def round(self) -> None:
+        """Draft, verify, accept, commit (2211.17192, algorithm 1); every request emits at least one token."""
+        started = time.perf_counter()
+        lengths = [request.length for request in self.requests]
+        texts = Texts(self.lengths[: len(lengths)], max(lengths))
+        marks = [self.clock.mark()]
+        trees = self._draft(texts, min(lengths))
+        marks.append(self.clock.mark())
+        logits, features = self._verify(texts, trees)
+        verdict = self._accept(trees, logits)
+        marks.append(self.clock.mark())
+        emitted = self._commit(texts, trees, verdict, features)
+        marks.append(self.clock.mark())
+        self._note(trees, verdict, emitted)
+        spent = time.perf_counter() - started
+        drafting = self.clock.seconds(marks[0], marks[1]) + self.clock.seconds(marks[2], marks[3])
+        for request in self.requests:  # what is done for all counts whole for each
+            request.result.decode_seconds += spent
+            request.result.draft_seconds += 0.0 if self.drafting is None else drafting
+
+    def drop(self, index: int) -> None:
+        """Forget a request; the last one takes its row."""
+        last = len(self.requests) - 1
+        length = self.requests[last].length
+        self.requests[index] = self.requests[last]
+        self.requests.pop()
+        if index == last:
+            return
+        self.cache.drop(index, last, length)
+        if self.drafting is not None:
+            self.drafting.drop(index, last, length)
+        for rows in (self.last, self.lengths, self.seeds):
+            rows[index] = rows[last]
+
+    def _chance(self, first: int, end: int) -> Chance:
+        return Chance(self.seeds[first:end], self.lengths[first:end])
+
+    def _draft(self, texts: Texts, shortest: int) -> DraftTrees:
+        """A draft for every request, which may not run past the context: the target has nothing to say there."""
+        room = self.target.max_length - shortest
+        if self.drafting is None or self.shape is None or room < 1:
+            return empty(len(texts.lengths), self.target.device)
+        shape = self.shape.truncate(room)
+        trees = self.drafting.draft(texts, shape, self.sampling, self._chance(0, len(texts.lengths)))
+        if texts.longest + shape.depth > self.target.max_length:
+            trees = trees.truncate(self.target.max_length - texts.lengths)
+        return trees
+
+    def _verify(self, texts: Texts, trees: DraftTrees) -> tuple[Tensor, Features]:
+        """The target's logits ``[B, N + 1, V]`` and features after the last emitted token and after every node."""
+        last, limit = self.last[: len(texts.lengths)], self.target.max_length
+        reading = Pass.trees(last, trees, texts.lengths - 1, texts.longest - 1, limit)
+        features = self.target.step(reading, self.cache, self.layers)
+        return self.target.logits(features.last), features
+
+    def _accept(self, trees: DraftTrees, logits: Tensor) -> rules.Verdict:
+        """The path that the rule accepts of every draft, and the target's own token after it."""
+        if self.sampling.greedy:
+            return rules.greedy(trees, logits.argmax(-1))
+        p, rule = self.sampling.probabilities(logits), self.decoder.rule
+        if isinstance(rule, rules.LossyRule) and trees.is_chain:
+            for request, divergence in zip(self.requests, rule.divergence(trees, p), strict=True):
+                request.divergence.append(divergence)
+        return rule(trees, p, self._chance(0, len(p)).uniform(0, p.shape[1]))
+
+    def _commit(self, texts: Texts, trees: DraftTrees, verdict: rules.Verdict, features: Features) -> Tensor:
+        """Put the accepted nodes where the text goes on, tell the drafter. The emitted tokens ``[B, D + 1]``, of which
+        ``verdict.accepted + 1`` are."""
+        path, count, following = verdict
+        emitted = torch.nn.functional.pad(trees.tokens.gather(1, path), (0, 1))
+        emitted = emitted.scatter(1, count[:, None], following[:, None])
+        if not trees.is_chain and path.shape[1]:  # a chain's nodes already lie where they belong
+            index, start = torch.arange(path.shape[1], device=path.device), texts.lengths[:, None]
+            self.cache.move(start + torch.where(index < count[:, None], path, index), start + index)
+        if self.drafting is not None:
+            before = torch.nn.functional.pad(path + 1, (1, 0))  # the positions before each emitted token
+            self.drafting.advance(texts, emitted, count + 1, features.take(before))
+        texts.lengths.add_(count + 1)
+        self.last[: len(following)] = following
+        return emitted
+
+    def _note(self, trees: DraftTrees, verdict: rules.Verdict, emitted: Tensor) -> None:
+        """Read what was emitted, and count it if there is a drafter: the one time that a round waits for the device."""
+        drafts = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))  # [B, N]
+        levels = (trees.depths * drafts).amax(-1) if trees.num_nodes else verdict.accepted
+        columns = torch.stack([verdict.accepted, levels, drafts.sum(-1)], dim=1)
+        for index, (accepted, depth, nodes, *tokens) in enumerate(torch.cat([columns, emitted], dim=1).tolist()):
+            request = self.requests[index]
+            result = request.result
+            result.tokens += tokens[: accepted + 1]
+            if result.trace is not None:
+                path = verdict.path[index, :accepted].tolist()
+                result.trace.rounds.append(Round.of(trees, index, path, tokens[accepted]))
+            if self.drafting is not None:
+                result.drafted.append(depth)
+                result.accepted.append(accepted)
+                result.nodes.append(nodes)
 
 
 def truncate(tokens: Sequence[int], limit: int, eos_token_ids: frozenset[int]) -> list[int]:

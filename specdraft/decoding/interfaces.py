@@ -1,17 +1,21 @@
-"""What the decode loop asks of a target and of a drafter; the classes themselves lie above this package."""
+"""What the decode loop asks of a target and of a drafter; the classes themselves lie above this package.
+
+B = requests, n = the most tokens that one of them emitted."""
 
 # ruff: noqa: D102  (methods are described where they are defined)
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from specdraft.decoding.cache import RewindableCache
-from specdraft.decoding.sampling import Generators, Sampling
-from specdraft.decoding.shapes import Shape
-from specdraft.decoding.tree import DraftTree
+from specdraft.decoding.cache import StaticCache
+from specdraft.decoding.passes import Pass, Texts
+from specdraft.decoding.sampling import Chance, Sampling
+from specdraft.decoding.shapes import ForcedPath, Shape
+from specdraft.decoding.tree import DraftTrees
 
 
 class Features(Protocol):
@@ -19,7 +23,7 @@ class Features(Protocol):
 
     @property
     def last(self) -> Tensor: ...
-    def at(self, index: int, positions: Sequence[int]) -> Any: ...
+    def take(self, positions: Tensor) -> Any: ...
 
 
 class Target(Protocol):
@@ -33,16 +37,34 @@ class Target(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
     def decoding_threads(self) -> int | None: ...
-    def new_cache(self, capacity: int) -> RewindableCache: ...
-    def step(
-        self,
-        input_ids: Tensor,
-        cache: RewindableCache,
-        layers: Sequence[int] = (),
-        positions: Tensor | None = None,
-        visible: Tensor | None = None,
-    ) -> Features: ...
+    def new_cache(self, rows: int, capacity: int) -> StaticCache: ...
+    def step(self, reading: Pass, cache: StaticCache, layers: Sequence[int] = (), first: int = 0) -> Features: ...
     def logits(self, last: Tensor) -> Tensor: ...
+
+
+class Drafting(ABC):
+    """What a drafter keeps of the requests that are decoded side by side, and how it drafts for them.
+    A request is ``begin``-ned in a row of its own; after every pass of the target ``advance`` hands over what was
+    emitted; ``draft`` proposes what comes next; a request that ends is dropped."""
+
+    @abstractmethod
+    def begin(self, row: int, first_token: int) -> None:
+        """A request whose prompt begins with ``first_token``."""
+
+    @abstractmethod
+    def advance(self, texts: Texts, tokens: Tensor, counts: Tensor, features: Any) -> None:
+        """After ``texts`` were emitted the first ``counts [B]`` of ``tokens [B, n]``; ``features [B, n, ...]`` at j are
+        of the position *before* ``tokens[:, j]``. Of a new request they are the prompt from its second token on, and
+        the first token that the target emitted."""
+
+    @abstractmethod
+    def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
+        """What may follow ``texts``, in this ``shape`` or a part of it; nothing that is kept changes by it.
+        ``sampling`` shapes the q of sampled drafts, and ``chance`` draws them (None: nothing is drawn)."""
+
+    @abstractmethod
+    def drop(self, row: int, last: int, length: int) -> None:
+        """Forget a request; the ``last`` one, a text of ``length`` tokens, takes its place."""
 
 
 class Drafter(Protocol):
@@ -51,9 +73,4 @@ class Drafter(Protocol):
     @property
     def layers(self) -> tuple[int, ...]: ...
     def bind(self, target: Any) -> None: ...
-    def start(self, first_token: int, max_length: int) -> Any: ...
-    def advance(self, state: Any, tokens: Tensor, features: Any) -> None: ...
-    def advance_batch(self, states: Sequence[Any], tokens: Sequence[Tensor], features: Sequence[Any]) -> None: ...
-    def draft_batch(
-        self, states: Sequence[Any], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
-    ) -> list[DraftTree]: ...
+    def drafting(self, rows: int, capacity: int) -> Drafting: ...

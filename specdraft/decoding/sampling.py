@@ -1,15 +1,13 @@
-"""Sampling settings, and the distribution that they make of logits."""
+"""Sampling settings, the distribution that they make of logits, and the chance that draws from it.
 
-from collections.abc import Sequence
+B = requests, V = vocabulary."""
+
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdraft.errors import UserError
-
-Generators = Sequence[torch.Generator | None]
-"""One for each of several requests."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,56 @@ class Sampling:
         return p
 
 
-def sample(p: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw one token id from each of ``p [..., V]`` (non-negative; need not sum to one) -> ids ``[...]``."""
-    return torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator).reshape(p.shape[:-1])
+def sample(p: Tensor, uniform: Tensor) -> Tensor:
+    """The token ids ``[...]`` at ``uniform [...]``, in [0, 1), of the cumulated ``p [..., V]`` (non-negative; need not
+    sum to one). Sums are in fp64, so that a token of tiny probability is neither lost nor favored."""
+    reached = p.double().cumsum(-1)
+    drawn = torch.searchsorted(reached, (uniform * reached[..., -1])[..., None], right=True)[..., 0]
+    return drawn.clamp_(max=p.shape[-1] - 1)
+
+
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_DRAWS = 2**24  # of a request at one length of its text
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Chance:
+    """Uniform numbers that depend on nothing but a request's seed, the length of its text and a number: SplitMix64 as a
+    counter-based generator. So a request is given the same draws whatever it is decoded beside, and those of all
+    requests are made together. seeds: mixed ones ``[B]`` int64. lengths: tokens of each text, ``[B]``."""
+
+    seeds: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def mixed(cls, seed: int) -> int:
+        """A seed as ``seeds`` holds it: neighbors become strangers."""
+        return _signed(_mix(seed * _GAMMA & _MASK))
+
+    def of(self, row: int) -> "Chance":
+        """That of one request."""
+        return Chance(self.seeds[row : row + 1], self.lengths[row : row + 1])
+
+    def uniform(self, first: int, count: int) -> Tensor:
+        """Numbers ``first`` to ``first + count`` of every request, fp64 ``[B, count]`` in [0, 1)."""
+        index = torch.arange(first + 1, first + count + 1, device=self.seeds.device)
+        state = self.seeds[:, None] + (self.lengths[:, None] * _DRAWS + index) * _signed(_GAMMA)
+        state = (state ^ _shift(state, 30)) * _signed(_FIRST)
+        state = (state ^ _shift(state, 27)) * _signed(_SECOND)
+        return _shift(state ^ _shift(state, 31), 11).double() * 2.0**-53
+
+
+def _shift(state: Tensor, bits: int) -> Tensor:
+    """To the right, zeros coming in (torch's own shift of int64 repeats the sign)."""
+    return (state >> bits) & (2 ** (64 - bits) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _mix(state: int) -> int:
+    state = (state ^ state >> 30) * _FIRST & _MASK
+    state = (state ^ state >> 27) * _SECOND & _MASK
+    return state ^ state >> 31

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from torch import Tensor
+
 from specdraft.errors import UserError
 
 Path = tuple[int, ...]
@@ -55,6 +57,11 @@ class StaticTree:
         return len(self.paths)
 
     @property
+    def width(self) -> int:
+        """The most children that a node has."""
+        return 1 + max(path[-1] for path in self.paths)
+
+    @property
     def is_chain(self) -> bool:
         """Whether no node has two children."""
         return len(self.paths) == self.depth
@@ -98,6 +105,24 @@ class DynamicTree:
 
     def __str__(self) -> str:
         return f"dynamic tree of {self.num_nodes}, depth {self.depth}, top {self.top_k}"
+
+
+@dataclass(frozen=True)
+class ForcedPath:
+    """Not to be verified, but to be looked at: at every level the ``top_k`` most likely tokens, given that the levels
+    above hold the ``tokens [B, depth]`` of each request. The draft has ``top_k`` nodes a level, below the root all."""
+
+    tokens: Tensor
+    top_k: int
+
+    @property
+    def depth(self) -> int:
+        """The number of levels."""
+        return self.tokens.shape[1]
+
+    def truncate(self, depth: int) -> "ForcedPath":
+        """The first ``depth`` levels."""
+        return ForcedPath(self.tokens[:, :depth], self.top_k)
 
 
 Shape = StaticTree | DynamicTree

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdraft.decoding.rules import Verdict
-from specdraft.decoding.tree import ROOT, DraftTree
+from specdraft.decoding.tree import ROOT, DraftTrees
 
 ACCEPTED, REJECTED, CORRECTED, OWN = "accepted", "rejected", "corrected", "own"
 _WINDOW, _CONTEXT = 64, 8  # tokens that are decoded at a time, and those that decide how the next ones read
@@ -23,12 +22,18 @@ class Round:
     next_token: int
 
     @classmethod
-    def of(cls, tree: DraftTree, verdict: Verdict) -> "Round":
-        """The round in which ``tree`` met this verdict."""
-        path = list(verdict.path)
-        while below := tree.children.get(path[-1] if path else ROOT):
-            path.append(below[0])
-        return cls(tree.tokens[path].tolist(), len(verdict.path), verdict.next_token)
+    def of(cls, trees: DraftTrees, index: int, path: list[int], next_token: int) -> "Round":
+        """The round in which the tree of that index met this verdict."""
+        tokens, parents, accepted = trees.tokens[index].tolist(), trees.parents[index].tolist(), len(path)
+        alive = [True] * len(tokens) if trees.alive is None else trees.alive[index].tolist()
+        children: dict[int, int] = {}  # the first of every node
+        for node, parent in enumerate(parents):
+            if alive[node]:
+                children.setdefault(parent, node)
+        path = list(path)
+        while (below := children.get(path[-1] if path else ROOT)) is not None:
+            path.append(below)
+        return cls([tokens[node] for node in path], accepted, next_token)
 
 
 @dataclass

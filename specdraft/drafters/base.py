@@ -9,9 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdraft.decoding.sampling import Generators, Sampling
-from specdraft.decoding.shapes import Shape
-from specdraft.decoding.tree import DraftTree
+from specdraft.decoding.interfaces import Drafting
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 from specdraft.tensors import keeping_buffers
@@ -26,9 +24,8 @@ class TrainingLoss(NamedTuple):
 
 
 class Drafter(nn.Module, ABC):
-    """A drafter. The same module trains, decodes and is exported.
-    Decoding: ``start`` makes the state of one request; after every target pass ``advance`` hands over the tokens that
-    were emitted and the features of the positions before them; ``draft`` proposes what comes next."""
+    """A drafter. The same module trains, decodes and is exported. What it keeps of the requests that it drafts for is
+    not part of it: ``drafting`` makes that (``drafting.py``)."""
 
     layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states the drafter reads; empty if none."""
@@ -83,32 +80,8 @@ class Drafter(nn.Module, ABC):
             return super()._apply(fn, recurse)
 
     @abstractmethod
-    def start(self, first_token: int, max_length: int) -> Any:
-        """The state of a request whose prompt begins with ``first_token``, with room for ``max_length`` tokens."""
-
-    @abstractmethod
-    def advance(self, state: Any, tokens: Tensor, features: Features) -> None:
-        """Take in n emitted tokens ``[n]``; ``features [1, n, ...]`` at j are of the position *before* ``tokens[j]``.
-        The first call brings the prompt from its second token on, and the first token that the target emitted."""
-
-    @abstractmethod
-    def draft(self, state: Any, shape: Shape, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
-        """Propose what follows the last emitted token, in this ``shape`` or a part of it; ``state`` stays as it was.
-        ``sampling`` shapes the q of sampled drafts; ``draft_tree_builder.grow`` makes any shape."""
-
-    def advance_batch(self, states: Sequence[Any], tokens: Sequence[Tensor], features: Sequence[Features]) -> None:
-        """``advance`` for requests that are decoded side by side, whose numbers of tokens differ; one after the other,
-        unless a drafter knows how to read them together."""
-        for each in zip(states, tokens, features, strict=True):
-            self.advance(*each)
-
-    def draft_batch(
-        self, states: Sequence[Any], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
-    ) -> list[DraftTree]:
-        """``draft`` for requests that are decoded side by side, each from its own generator; one after the other,
-        unless a drafter knows how to draft them together (``draft_tree_builder.grow_batch``)."""
-        requests = zip(states, shapes, generators, strict=True)
-        return [self.draft(state, shape, sampling, generator) for state, shape, generator in requests]
+    def drafting(self, rows: int, capacity: int) -> Drafting:
+        """What drafts for up to ``rows`` requests side by side, of up to ``capacity`` tokens each, drafts included."""
 
     def served(self) -> "Drafter":
         """The drafter as it is decoded with, saved and exported: itself, unless training needs parts beside it."""
@@ -117,20 +90,6 @@ class Drafter(nn.Module, ABC):
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able: what rebuilds the module before its weights are loaded."""
         return copy.deepcopy(getattr(self, "_arguments", {}))
-
-
-class BatchDrafter(Drafter):
-    """A drafter that drafts for several requests in shared passes; one request is a batch of one."""
-
-    def draft(self, state: Any, shape: Shape, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
-        """See ``Drafter``."""
-        return self.draft_batch([state], [shape], sampling, [generator])[0]
-
-    @abstractmethod
-    def draft_batch(
-        self, states: Sequence[Any], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
-    ) -> list[DraftTree]:
-        """See ``Drafter``."""
 
 
 def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:

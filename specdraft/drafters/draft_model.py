@@ -9,21 +9,17 @@ distribution at the same position. ``LanguageModel`` runs it in training and in 
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdraft.decoding.cache import CachesSideBySide, RewindableCache
-from specdraft.decoding.padded import Reading, pad_pass
-from specdraft.decoding.sampling import Generators, Sampling
-from specdraft.decoding.shapes import Shape
-from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.base import BatchDrafter, TrainingLoss, constructor_arguments
+from specdraft.decoding.passes import Pass, Texts
+from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_start import attention, build_model, find_start, take_weights
-from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
+from specdraft.drafters.draft_tree_builder import Level, Vocabulary
+from specdraft.drafters.drafting import LevelDrafting
 from specdraft.drafters.objective import DraftHead, call_with_weights, lending_head, objective
 from specdraft.drafters.on_policy import continue_answers
 from specdraft.errors import UserError
@@ -36,15 +32,7 @@ from specdraft.tensors import keeping_buffers
 from specdraft.text import reason
 
 
-@dataclass
-class DraftState:
-    """A request: all emitted tokens, and the keys and values of those that the draft has read."""
-
-    text: list[int]
-    cache: RewindableCache
-
-
-class DraftModel(BatchDrafter):
+class DraftModel(Drafter):
     """A transformers causal LM as a drafter.
 
     - ``model`` is its configuration, ``model_type`` included, so that ``config()`` alone rebuilds it.
@@ -196,60 +184,50 @@ class DraftModel(BatchDrafter):
         teacher = Teacher(features.last.flatten(0, 1), target.logits, None, labels)
         return call_with_weights([model.head], lambda weights: objective(weights, teacher, [step], self.divergence))
 
-    def start(self, first_token: int, max_length: int) -> DraftState:
-        """A text of one token, not yet read."""
-        return DraftState([first_token], self.language_model.new_cache(max_length))
+    def drafting(self, rows: int, capacity: int) -> "DraftModelDrafting":
+        """See ``Drafter``."""
+        return DraftModelDrafting(self.language_model, rows, capacity)
 
-    def advance(self, state: DraftState, tokens: Tensor, features: Features) -> None:
-        """Note the tokens; they are read with the next draft."""
-        state.text += tokens.tolist()
+
+class DraftModelDrafting(LevelDrafting):
+    """The keys and values of all tokens of each request, and the draft's hidden state at the last one,
+    ``[rows, H]``. Drafted tokens are read again when they were accepted: one pass, whatever their number."""
+
+    def __init__(self, model: LanguageModel, rows: int, capacity: int) -> None:
+        self.model, self.vocabulary = model, Vocabulary(model.vocab_size)
+        self.cache = model.new_cache(rows, capacity)
+        self.last = torch.zeros(rows, model.hidden_size, dtype=model.dtype, device=model.device)
+        self._begun: dict[int, int] = {}  # first tokens that are not read yet, by row
+
+    def begin(self, row: int, first_token: int) -> None:
+        """See ``Drafting``."""
+        self._begun[row] = first_token
 
     @torch.inference_mode()
-    def draft_batch(
-        self, states: Sequence[DraftState], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
-    ) -> list[DraftTree]:
-        """A pass over what was emitted and is not yet read (after a fully accepted round also its last drafted token),
-        and one for each level of all drafts."""
-        model, caches = self.language_model, [state.cache for state in states]
-        emitted = [len(state.text) for state in states]
-        unread: list[Reading] = []
-        for state, cache in zip(states, caches, strict=True):
-            if cache.length == len(state.text):  # this text was drafted from before
-                cache.crop(len(state.text) - 1)
-            if len(states) > 1 and not cache.length and len(state.text) > 1:
-                # A prompt is read alone: the others would be padded to its length.
-                self._read([cache], [self._text(state, len(state.text) - 1)])
-            unread.append(self._text(state, len(state.text)))
-        last = torch.cat([hidden[-1:] for hidden in self._read(caches, unread)])  # [B, H]
+    def advance(self, texts: Texts, tokens: Tensor, counts: Tensor, features: Features) -> None:
+        """Read what was emitted."""
+        lengths, longest = texts.lengths, texts.longest
+        if self._begun and texts.first in self._begun:
+            first = torch.tensor([[self._begun.pop(texts.first)]], device=tokens.device)
+            tokens, counts, lengths, longest = torch.cat([first, tokens], dim=1), counts + 1, lengths - 1, longest - 1
+        reading = Pass.text(tokens, lengths, longest, simple=len(tokens) == 1)
+        read = self.model.step(reading, self.cache, (), texts.first).take((counts - 1)[:, None])
+        self.last[texts.first : texts.first + len(tokens)] = read.last[:, 0]
 
-        def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:
-            readings = []
-            for number, (tokens, _, depth, seen) in levels.items():
-                positions = torch.full_like(tokens, emitted[number] + depth - 1)
-                readings.append(Reading(tokens, positions, seen, caches[number].length))
-            hidden = self._read([caches[number] for number in levels], readings)
-            return model.logits(torch.cat(hidden)).split([len(each) for each in hidden])  # [m, V] each
+    def first(self, texts: Texts) -> Tensor:
+        """See ``LevelDrafting``."""
+        return self.model.logits(self.last[: len(texts.lengths)])
 
-        drafts = grow_batch(model.logits(last), expand, shapes, sampling, generators, Vocabulary(model.vocab_size))
-        for cache, length in zip(caches, emitted, strict=True):
-            cache.crop(length)
-        return drafts
+    def extend(self, texts: Texts, level: Level) -> Tensor:
+        """See ``LevelDrafting``."""
+        positions = (texts.lengths + (level.depth - 1))[:, None].expand_as(level.tokens)
+        reading = Pass.level(level.tokens, positions, texts.lengths, texts.longest, level.seen, level.before)
+        return self.model.logits(self.model.step(reading, self.cache).last)
 
-    def _text(self, state: DraftState, end: int) -> Reading:
-        """What is not yet read of a text up to ``end``."""
-        held = state.cache.length
-        return Reading.text(torch.tensor(state.text[held:end], device=self.language_model.device), held)
-
-    def _read(self, caches: Sequence[RewindableCache], readings: Sequence[Reading]) -> list[Tensor]:
-        """Read on after each cache -> the hidden states ``[m, H]``."""
-        if len(caches) == 1 and readings[0].seen is None:  # the common case needs no mask
-            return [self.language_model.step(readings[0].tokens[None], caches[0]).last[0]]
-        ids, positions, visible = pad_pass(readings)
-        together = caches[0] if len(caches) == 1 else CachesSideBySide(caches)
-        last = self.language_model.step(ids, together, (), positions, visible).last  # [B, n, H]
-        for cache, (tokens, _, _, held) in zip(caches, readings, strict=True):
-            cache.crop(held + len(tokens))
-        return [each[: len(reading.tokens)] for each, reading in zip(last, readings, strict=True)]
+    def drop(self, row: int, last: int, length: int) -> None:
+        """See ``Drafting``."""
+        self.cache.drop(row, last, length)
+        self.last[row] = self.last[last]
 
 
 def _tied(draft: DraftModel) -> list[str]:

@@ -1,43 +1,42 @@
-"""Growing a draft of any shape from a drafter that can say what follows a token.
+"""Growing drafts of any shape from a drafter that can say what follows a token.
 
-m = nodes of a level, D = nodes read so far, N = drafted nodes, Vd / V = draft / target vocabulary.
+B = requests, m = nodes of a level, D = nodes read so far, N = drafted nodes, w = children of a node, Vd / V = draft /
+target vocabulary.
 
-A drafter gives the logits after the last emitted token, and a function that reads a level of nodes and returns the
-logits after each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way.
+A drafter gives the logits after the last emitted tokens, and a function that reads a level of nodes and returns the
+logits after each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way, for all
+requests together, and without a number being read from the device."""
 
-A growing draft is a generator that yields the level to be read next and is sent its logits, so that the drafts of
-several requests can grow in step and be read in one pass."""
-
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdraft.decoding.sampling import Generators, Sampling, sample
-from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
-from specdraft.decoding.tree import ROOT, DraftTree
+from specdraft.decoding.sampling import Chance, Sampling, sample
+from specdraft.decoding.shapes import DynamicTree, ForcedPath, Shape, StaticTree
+from specdraft.decoding.tree import ROOT, DraftTrees
+
+FIRST_DRAW = 2**20  # numbers of ``Chance`` before it belong to verification
 
 
 class Level(NamedTuple):
     """Nodes that a drafter is to read.
-    tokens: ``[m]`` target ids. parents: ``[m]`` each node's parent, as an index into the level read before (all 0
-    on the first level: the last emitted token). depth: of the level, from 1. seen: bool ``[m, D]`` which of all nodes
-    read so far, this level's at the end, each node may attend to: its ancestors and itself; None on a chain."""
+    tokens: ``[B, m]`` target ids. parents: ``[B, m]`` each node's parent, as an index into the level read before (all 0
+    on the first level: the last emitted token). depth: of the level, from 1. before: nodes read before. seen: bool
+    ``[B, m, D]`` which of all nodes read so far, this level's at the end, each node may attend to: its ancestors and
+    itself; None where that is all of them, on a chain."""
 
     tokens: Tensor
     parents: Tensor
     depth: int
+    before: int
     seen: Tensor | None
 
 
-Expand = Callable[[Level], Tensor]
-"""Reads a level and returns the logits ``[m, Vd]`` after each of its nodes."""
-
-ExpandBatch = Callable[[Mapping[int, Level]], Sequence[Tensor]]
-"""Reads a level of each of several drafts, by the draft's number, and returns the logits after the nodes of each."""
-
-Growth = Generator[Level, Tensor, DraftTree]
+Extend = Callable[[Level], Tensor]
+"""Reads a level and returns the logits ``[B, m, Vd]`` after each of its nodes."""
 
 
 class Vocabulary(NamedTuple):
@@ -51,152 +50,173 @@ class Vocabulary(NamedTuple):
         return tokens if self.ids is None else self.ids[tokens]
 
     def scatter_to_target(self, q: Tensor) -> Tensor:
-        """Probabilities ``[N, Vd]`` -> ``[N, V]``, zero outside the draft vocabulary."""
-        return q if self.ids is None else q.new_zeros(len(q), self.size).index_copy_(1, self.ids, q)
+        """Probabilities ``[..., Vd]`` -> ``[..., V]``, zero outside the draft vocabulary."""
+        return q if self.ids is None else q.new_zeros(*q.shape[:-1], self.size).index_copy_(-1, self.ids, q)
 
 
 def grow(
     logits: Tensor,
-    expand: Expand,
-    shape: Shape,
+    extend: Extend,
+    shape: Shape | ForcedPath,
     sampling: Sampling,
-    generator: torch.Generator | None,
+    chance: Chance | None,
     vocabulary: Vocabulary,
-) -> DraftTree:
-    """Grow a draft of this shape; ``logits [1, Vd]`` are those after the last emitted token."""
-    return grow_batch(logits, lambda levels: [expand(levels[0])], [shape], sampling, [generator], vocabulary)[0]
-
-
-def grow_batch(
-    logits: Tensor,
-    expand: ExpandBatch,
-    shapes: Sequence[Shape],
-    sampling: Sampling,
-    generators: Generators,
-    vocabulary: Vocabulary,
-) -> list[DraftTree]:
-    """Grow a draft for each of B requests, level by level together, from ``logits [B, Vd]``. A draft that is complete
-    is no longer among those that ``expand`` is asked to read."""
-    growing = [
-        _grow_dynamic(first, shape, vocabulary)
-        if isinstance(shape, DynamicTree)
-        else _grow_static(first, shape, sampling, generator, vocabulary)
-        for first, shape, generator in zip(logits.split(1), shapes, generators, strict=True)
-    ]
-    drafts: dict[int, DraftTree] = {}
-    levels: dict[int, Level] = {}
-
-    def resume(number: int, logits: Tensor | None) -> None:
-        try:
-            # A generator that has not begun takes nothing but None.
-            levels[number] = next(growing[number]) if logits is None else growing[number].send(logits)
-        except StopIteration as finished:
-            drafts[number] = finished.value
-
-    for number in range(len(growing)):
-        resume(number, None)
-    while levels:
-        read, levels = levels, {}
-        for number, after in zip(read, expand(read), strict=True):
-            resume(number, after)
-    return [drafts[number] for number in range(len(growing))]
+) -> DraftTrees:
+    """Grow drafts of this shape; ``logits [B, Vd]`` are those after the last emitted tokens. ``chance`` is not asked
+    for greedy drafts."""
+    if isinstance(shape, ForcedPath):
+        return _grow_forced(logits, extend, shape, vocabulary)
+    if isinstance(shape, DynamicTree):
+        return _grow_dynamic(logits, extend, shape, vocabulary)
+    return _grow_static(logits, extend, shape, sampling, chance, vocabulary)
 
 
 def _grow_static(
-    logits: Tensor, shape: StaticTree, sampling: Sampling, generator: torch.Generator | None, vocabulary: Vocabulary
-) -> Growth:
-    seen = None if shape.is_chain else torch.zeros((1, 0), dtype=torch.bool, device=logits.device)
-    tokens: list[Tensor] = []
-    q: list[Tensor] = []
+    logits: Tensor, extend: Extend, shape: StaticTree, sampling: Sampling, chance: Chance | None, vocabulary: Vocabulary
+) -> DraftTrees:
+    batch, device = len(logits), logits.device
+    drawing = shape.sampled and not sampling.greedy
+    children: list[_Children] = []  # per level
     parents: list[int] = []
-    level: list[int | None] = [ROOT]  # the shape's nodes one level up, as drafted
-    read: list[int] = [ROOT]  # those of them that ``logits`` tell of
+    read, level, before = [ROOT], [ROOT], 0  # nodes that ``logits`` tell of, nodes of the level, nodes read before it
+    drawn = FIRST_DRAW
+    seen = None if shape.is_chain else torch.zeros((1, 1, 0), dtype=torch.bool, device=device)
+    logits = logits[:, None]  # [B, 1, Vd]
     for depth, branching in enumerate(shape.branching, start=1):
-        wanted = [count for node, count in zip(level, branching, strict=True) if count and node is not None]
-        children = _children(logits, wanted, shape.sampled, sampling, generator)
-        below: list[int | None] = []
-        for node, count in zip(level, branching, strict=True):
-            drafted = 0
-            if count and node is not None:
-                chosen, drawn_from = next(children)
-                drafted = len(chosen)
-                below += range(len(parents), len(parents) + drafted)
-                parents += [node] * drafted
-                tokens.append(vocabulary.to_target(chosen))
-                q += [] if drawn_from is None else [drawn_from]
-            below += [None] * (count - drafted)
+        counts = [count for count in branching if count]
+        width = max(counts)
+        if drawing:
+            assert chance is not None
+            found = _draw(sampling.probabilities(logits), width, chance, drawn)
+            drawn += len(counts) * width
+        else:
+            found = _best(logits, width)
+        wanted = tuple(place * width + rank for place, count in enumerate(counts) for rank in range(count))
+        children.append(found if len(wanted) == len(counts) * width else found.take(_constant(wanted, device)))
+        level = list(range(len(parents), len(parents) + len(wanted)))
+        parents += [node for node, count in zip(read, counts, strict=True) for _ in range(count)]
         if depth == shape.depth:
             break
-        places = {node: place for place, node in enumerate(read)}
-        level = below
-        read = [node for node, count in zip(level, shape.branching[depth], strict=True) if count and node is not None]
-        if not read:
-            break
-        above = torch.tensor([places[parents[node]] for node in read], device=logits.device)
-        unread = tokens[-1] if shape.is_chain else torch.cat(tokens)[torch.tensor(read, device=logits.device)]
-        seen = None if seen is None else _seen_by(above, seen)
-        logits = yield Level(unread, above, depth, seen)
-    sampled_from = vocabulary.scatter_to_target(torch.cat(q)) if q else None
-    return DraftTree(torch.cat(tokens), torch.tensor(parents), sampled_from)
+        unread = [node for node, count in zip(level, shape.branching[depth], strict=True) if count]
+        above = _constant(tuple(read.index(parents[node]) for node in unread), device)
+        tokens = vocabulary.to_target(children[-1].tokens)
+        if unread != level:
+            tokens = tokens[:, _constant(tuple(node - level[0] for node in unread), device)]
+        if seen is not None:
+            seen = _seen_by(above[None], seen)
+        wider = None if seen is None else seen.expand(batch, -1, -1)
+        logits = extend(Level(tokens, above.expand(batch, -1), depth, before, wider))
+        read, before = unread, before + len(unread)
+    found = _Children.cat(children)
+    q = None if found.q is None else vocabulary.scatter_to_target(found.q)
+    above = _constant(tuple(parents), device).expand(batch, -1)
+    return DraftTrees(vocabulary.to_target(found.tokens), above, q, found.alive, shape.depth, shape.width)
 
 
-def _children(
-    logits: Tensor, counts: list[int], sampled: bool, sampling: Sampling, generator: torch.Generator | None
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Of each node of ``logits [m, Vd]`` its ``counts`` children: draft ids ``[c]`` and the q ``[c, Vd]`` of each draw.
-    Of a distribution with few tokens (top-k, top-p) they may be fewer; how many depends on the distribution alone,
-    never on what was drawn, so that the draft stays lossless."""
-    if sampled and not sampling.greedy:
-        for p, count in zip(sampling.probabilities(logits), counts, strict=True):
-            yield _draw(p, count, generator)
-        return
-    most = min(max(counts), logits.shape[-1])
-    ranked = logits.argmax(-1, keepdim=True) if most == 1 else logits.topk(most).indices
-    for best, count in zip(ranked, counts, strict=True):
-        yield best[:count], None
+class _Children(NamedTuple):
+    """Draft ids ``[B, m]``, the q ``[B, m, Vd]`` of each draw, and which of them there are, ``[B, m]``; None: all."""
+
+    tokens: Tensor
+    q: Tensor | None = None
+    alive: Tensor | None = None
+
+    def take(self, places: Tensor) -> "_Children":
+        q, alive = (None if part is None else part[:, places] for part in self[1:])
+        return _Children(self.tokens[:, places], q, alive)
+
+    @classmethod
+    def cat(cls, parts: "list[_Children]") -> "_Children":
+        alive = None
+        if any(part.alive is not None for part in parts):
+            every = (torch.ones_like(p.tokens, dtype=torch.bool) if p.alive is None else p.alive for p in parts)
+            alive = torch.cat(list(every), dim=1)
+        drawn = [part.q for part in parts if part.q is not None]
+        return cls(torch.cat([part.tokens for part in parts], dim=1), torch.cat(drawn, dim=1) if drawn else None, alive)
 
 
-def _draw(p: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw up to ``count`` tokens from ``p [Vd]``, one after the other without replacement."""
-    if count == 1:
-        return sample(p, generator)[None], p[None]
-    # An exponential race finishes in the order of successive draws without replacement.
-    times = torch.empty_like(p).exponential_(generator=generator) / p
-    count = min(count, int((p > 0).sum()))
-    chosen = times.topk(count, largest=False).indices
-    q = p.repeat(count, 1)  # [c, Vd]
-    for place in range(1, count):
-        q[place:, chosen[place - 1]] = 0.0
-    return chosen, q / q.sum(-1, keepdim=True)
+def _best(logits: Tensor, width: int) -> _Children:
+    """The ``width`` most likely children of each node of ``logits [B, r, Vd]``, as far as there are so many."""
+    if width == 1:
+        return _Children(logits.argmax(-1))
+    there = min(width, logits.shape[-1])
+    best = logits.topk(there).indices  # [B, r, there]
+    if there == width:
+        return _Children(best.flatten(1))
+    best = torch.nn.functional.pad(best, (0, width - there))
+    alive = (torch.arange(width, device=logits.device) < there).expand_as(best)
+    return _Children(best.flatten(1), None, alive.flatten(1))
 
 
-def _grow_dynamic(logits: Tensor, shape: DynamicTree, vocabulary: Vocabulary) -> Growth:
+def _draw(p: Tensor, width: int, chance: Chance, first: int) -> _Children:
+    """Draw ``width`` tokens from each of ``p [B, r, Vd]``, one after the other without replacement. Of a distribution
+    with few tokens (top-k, top-p) there may be fewer; how many depends on the distribution alone, never on what was
+    drawn, so that the draft stays lossless."""
+    uniform = chance.uniform(first, p.shape[1] * width).unflatten(1, (p.shape[1], width))
+    if width == 1:
+        return _Children(sample(p, uniform[..., 0]), p)
+    tokens: list[Tensor] = []
+    q, alive = [], []
+    count = (p > 0).sum(-1)  # [B, r]
+    for rank in range(width):
+        if rank:
+            left = p.scatter(-1, tokens[-1][..., None], 0.0)
+            total = left.sum(-1, keepdim=True)
+            p = torch.where(total > 0, left / total, p)
+        tokens.append(sample(p, uniform[..., rank]))
+        q.append(p)
+        alive.append(rank < count)
+    return _Children(*(torch.stack(part, dim=2).flatten(1, 2) for part in (tokens, q, alive)))
+
+
+def _grow_dynamic(logits: Tensor, extend: Extend, shape: DynamicTree, vocabulary: Vocabulary) -> DraftTrees:
+    batch, device = len(logits), logits.device
     width = min(shape.top_k, logits.shape[-1])
-    seen = torch.zeros((1, 0), dtype=torch.bool, device=logits.device)
-    best = logits.float().log_softmax(-1).topk(width)  # [1, k]
-    tokens = [vocabulary.to_target(best.indices[0])]
-    joint = [best.values[0]]  # log probability of the path that ends in a node
-    parents = [torch.full((width,), ROOT, device=logits.device)]
-    drafted = width
-    unread = torch.arange(width, device=logits.device)  # nodes to read next
+    best = logits[:, None].float().log_softmax(-1).topk(width)  # [B, 1, w]
+    tokens = vocabulary.to_target(best.indices).flatten(1)  # [B, w]; of all nodes from here on
+    joint = best.values.flatten(1)  # log probability of the path that ends in a node
+    parents = torch.full_like(tokens, ROOT)
+    unread = torch.arange(width, device=device).expand(batch, -1)  # nodes to read next
     above = torch.zeros_like(unread)
+    seen = torch.zeros((batch, 1, 0), dtype=torch.bool, device=device)
     for depth in range(1, shape.depth):
         seen = _seen_by(above, seen)
-        logits = yield Level(torch.cat(tokens)[unread], above, depth, seen)
-        best = logits.float().log_softmax(-1).topk(width)  # [m, k]
-        tokens.append(vocabulary.to_target(best.indices).flatten())
-        joint.append((best.values + torch.cat(joint)[unread, None]).flatten())
-        parents.append(unread.repeat_interleave(width))
-        chosen = joint[-1].topk(width).indices
-        above, unread = chosen // width, drafted + chosen
-        drafted += len(tokens[-1])
+        logits = extend(Level(tokens.gather(1, unread), above, depth, width * (depth - 1), seen))
+        best = logits.float().log_softmax(-1).topk(width)  # [B, m, w]
+        below = (best.values + joint.gather(1, unread)[..., None]).flatten(1)
+        chosen = below.topk(width).indices  # [B, w]
+        parents = torch.cat([parents, unread.repeat_interleave(width, dim=1)], dim=1)
+        above, unread = chosen // width, tokens.shape[1] + chosen
+        tokens = torch.cat([tokens, vocabulary.to_target(best.indices).flatten(1)], dim=1)
+        joint = torch.cat([joint, below], dim=1)
     # No node is more probable than its parent, which comes before it, so a stable order keeps the tree connected.
-    kept = torch.cat(joint).sort(descending=True, stable=True).indices[: shape.num_nodes].sort().values
-    renumbered = torch.full((drafted + 1,), ROOT, device=logits.device)  # the last place is the root's
-    renumbered[kept] = torch.arange(len(kept), device=logits.device)
-    return DraftTree(torch.cat(tokens)[kept], renumbered[torch.cat(parents)[kept]])
+    kept = joint.sort(descending=True, stable=True, dim=1).indices[:, : shape.num_nodes].sort(dim=1).values
+    places = torch.arange(kept.shape[1], device=device).expand_as(kept)
+    renumbered = torch.full((batch, tokens.shape[1] + 1), ROOT, device=device).scatter_(1, kept, places)
+    parents = parents.gather(1, kept) % (tokens.shape[1] + 1)  # the last place is the root's
+    return DraftTrees(tokens.gather(1, kept), renumbered.gather(1, parents), None, None, shape.depth, width)
+
+
+def _grow_forced(logits: Tensor, extend: Extend, shape: ForcedPath, vocabulary: Vocabulary) -> DraftTrees:
+    batch, top = len(logits), min(shape.top_k, logits.shape[-1])
+    above = torch.zeros((batch, 1), dtype=torch.int64, device=logits.device)
+    logits, tokens = logits[:, None], []
+    for depth in range(1, shape.depth + 1):
+        tokens.append(vocabulary.to_target(logits[:, 0].topk(top).indices))  # [B, top]
+        if depth < shape.depth:
+            logits = extend(Level(shape.tokens[:, depth - 1 : depth], above, depth, depth - 1, None))
+    found = torch.cat(tokens, dim=1)
+    return DraftTrees(found, torch.full_like(found, ROOT), None, None, 1, found.shape[1])
 
 
 def _seen_by(parents: Tensor, above: Tensor) -> Tensor:
-    """``Level.seen`` of nodes whose parents are at ``[m]`` in the level before, which itself saw ``above``."""
-    return torch.cat([above[parents], torch.eye(len(parents), dtype=torch.bool, device=parents.device)], dim=1)
+    """``Level.seen`` of nodes whose parents are at ``[B, m]`` in the level before, which itself saw ``above``."""
+    before = above.gather(1, parents[..., None].expand(-1, -1, above.shape[2]))
+    own = torch.eye(parents.shape[1], dtype=torch.bool, device=parents.device).expand(len(parents), -1, -1)
+    return torch.cat([before, own], dim=2)
+
+
+@lru_cache(maxsize=256)
+def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """``[len(values)]``, copied to the device once and not in every round."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.int64, device=device)

@@ -11,19 +11,20 @@ R = positions of the flat batch, n = positions of a head, m = nodes of a level, 
 - One ``hidden`` serves training and decoding."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from specdraft.decoding.sampling import Generators, Sampling
-from specdraft.decoding.shapes import Shape
-from specdraft.decoding.tree import DraftTree
+from specdraft.decoding.passes import Texts
+from specdraft.decoding.sampling import Chance, Sampling
+from specdraft.decoding.shapes import ForcedPath, Shape
+from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.alignment import align, count_supervised
-from specdraft.drafters.base import BatchDrafter, TrainingLoss, constructor_arguments
-from specdraft.drafters.draft_tree_builder import Level, grow_batch
+from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
+from specdraft.drafters.draft_tree_builder import Level
+from specdraft.drafters.drafting import LevelDrafting
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
@@ -54,15 +55,7 @@ class ResidualBlock(nn.Module):
         return stream
 
 
-@dataclass
-class HeadsState:
-    """A request: the newest position's hidden state ``[1, H]``, and the token ``[1, 1]`` that was emitted from it."""
-
-    last: Tensor = field(init=False)
-    token: Tensor = field(init=False)
-
-
-class Heads(DraftVocabulary, BatchDrafter):
+class Heads(DraftVocabulary, Drafter):
     """``num_heads`` heads; a subclass says what each reads. Parameters carry vLLM's names:
     ``blocks.{head}.layers.{layer}.{weight,bias}`` and ``lm_heads.{head}.weight``, with d2t and t2d beside them where
     the vocabulary is pruned."""
@@ -93,7 +86,7 @@ class Heads(DraftVocabulary, BatchDrafter):
             if value < 1:
                 raise UserError(f"{name} is {value}: expected at least 1")
         self._arguments = arguments
-        self.num_heads, self.head_decay = num_heads, head_decay
+        self.hidden_size, self.num_heads, self.head_decay = hidden_size, num_heads, head_decay
         self.divergence = find_divergence(divergence)
         self.register_vocabulary(vocab_size, draft_vocab_size, persistent=draft_vocab_size < vocab_size)
         self.blocks = nn.ModuleList(
@@ -148,38 +141,60 @@ class Heads(DraftVocabulary, BatchDrafter):
         projections = cast("list[DraftHead]", list(self.lm_heads))
         return call_with_weights(projections, lambda weights: objective(weights, teacher, steps, self.divergence))
 
-    def start(self, first_token: int, max_length: int) -> HeadsState:
-        """An empty state."""
-        return HeadsState()
-
-    def advance(self, state: HeadsState, tokens: Tensor, features: Features) -> None:
-        """Keep the newest position; the heads see no other."""
-        state.last, state.token = features.last[0, -1:].to(self.dtype), tokens[-1:, None]
-
-    def draft_batch(
-        self, states: Sequence[HeadsState], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
-    ) -> list[DraftTree]:
-        """A pass of a head for each level of all drafts."""
-        paths, last = [state.token for state in states], [state.last for state in states]  # [m, depth + 1], [1, H]
-
-        def logits(head: int, numbers: Sequence[int]) -> list[Tensor]:
-            counts = [len(paths[number]) for number in numbers]
-            asked = counts if self.reads_path else [1] * len(counts)  # else one answer serves all nodes of a request
-            read = torch.cat([last[number].expand(count, -1) for number, count in zip(numbers, asked, strict=True)])
-            path = torch.cat([paths[number][:count] for number, count in zip(numbers, asked, strict=True)])
-            answers = self.lm_heads[head](self.hidden(head, read, path)).split(asked)
-            return [answer.expand(count, -1) for answer, count in zip(answers, counts, strict=True)]
-
-        def expand(levels: Mapping[int, Level]) -> list[Tensor]:
-            for number, level in levels.items():
-                paths[number] = torch.cat([paths[number][level.parents], level.tokens[:, None]], dim=1)
-            return logits(next(iter(levels.values())).depth, list(levels))
-
-        truncated = [shape.truncate(self.num_heads) for shape in shapes]
-        first = torch.cat(logits(0, range(len(states))))
-        return grow_batch(first, expand, truncated, sampling, generators, self.vocabulary)
+    def drafting(self, rows: int, capacity: int) -> "HeadsDrafting":
+        """See ``Drafter``."""
+        return HeadsDrafting(self, rows)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights."""
         return next(self.parameters()).dtype
+
+
+class HeadsDrafting(LevelDrafting):
+    """Of each request the newest position's hidden state ``[rows, H]``, and the token ``[rows]`` that was emitted from
+    it; the heads see no other."""
+
+    def __init__(self, heads: Heads, rows: int) -> None:
+        self.heads, self.vocabulary = heads, heads.vocabulary
+        like = next(heads.parameters())
+        self.last = like.new_zeros(rows, heads.hidden_size)
+        self.token = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        self._path = self.token[:, None, None]  # [B, m, levels], of the nodes of the level that is read
+
+    def begin(self, row: int, first_token: int) -> None:
+        """See ``Drafting``."""
+
+    def advance(self, texts: Texts, tokens: Tensor, counts: Tensor, features: Features) -> None:
+        """A head drafts from the newest position alone."""
+        rows = slice(texts.first, texts.first + len(tokens))
+        newest = (counts - 1)[:, None]
+        self.last[rows] = features.take(newest).last[:, 0].to(self.last.dtype)
+        self.token[rows] = tokens.gather(1, newest)[:, 0]
+
+    def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
+        """A pass of a head for each level."""
+        return super().draft(texts, shape.truncate(self.heads.num_heads), sampling, chance)
+
+    def first(self, texts: Texts) -> Tensor:
+        """See ``LevelDrafting``."""
+        self._path = self.token[: len(texts.lengths), None, None]
+        return self._logits(0)[:, 0]
+
+    def extend(self, texts: Texts, level: Level) -> Tensor:
+        """See ``LevelDrafting``."""
+        above = level.parents[..., None].expand(-1, -1, level.depth)
+        self._path = torch.cat([self._path.gather(1, above), level.tokens[..., None]], dim=2)
+        return self._logits(level.depth)
+
+    def _logits(self, head: int) -> Tensor:
+        """``[B, m, Vd]``; where the path is not read, one answer serves all nodes of a request."""
+        batch, nodes, _ = self._path.shape
+        path = self._path if self.heads.reads_path else self._path[:, :1]
+        last = self.last[:batch, None].expand(-1, path.shape[1], -1)
+        logits = self.heads.lm_heads[head](self.heads.hidden(head, last.flatten(0, 1), path.flatten(0, 1)))
+        return logits.unflatten(0, path.shape[:2]).expand(-1, nodes, -1)
+
+    def drop(self, row: int, last: int, length: int) -> None:
+        """See ``Drafting``."""
+        self.last[row], self.token[row] = self.last[last], self.token[last]

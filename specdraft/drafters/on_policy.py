@@ -1,6 +1,6 @@
 """On-policy distillation: answers that go on in the draft's own words (2310.08461, section 4; GKD, 2306.13649).
 
-D = documents whose answer is replaced, T = tokens in a sequence, S = keys that a pass sees, V = vocabulary.
+D = documents whose answer is replaced, T = tokens in a sequence, H = hidden size.
 
 A draft that learns from the target's text alone never sees what follows its own mistakes. Here a share of the
 documents keeps the target's answer up to a random token and goes on with what the draft samples; the target's
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from specdraft.decoding.passes import Pass
 from specdraft.decoding.sampling import sample
 from specdraft.targets import LanguageModel
 from specdraft.targets.batch import Batch
@@ -74,20 +75,18 @@ def _uniform(generator: torch.Generator) -> float:
 
 def _continue(ids: Tensor, spans: list[Span], model: LanguageModel, generator: torch.Generator) -> Tensor:
     """Tokens ``[D, longest span]``, sampled side by side; each goes on after its span's end until all are done."""
-    lengths = torch.tensor([span.start - span.begin for span in spans], device=ids.device)
+    held = [span.start - span.begin for span in spans]
+    lengths, longest = torch.tensor(held, device=ids.device), max(held)
     prefixes = pad_sequence([ids[span.sequence, span.begin : span.start] for span in spans], batch_first=True)
     steps = max(span.end - span.start for span in spans)
-    cache = model.new_cache(prefixes.shape[1] + steps)
-    last = model.step(prefixes, cache).last  # [D, T, H]; the padding of a short prefix comes after it, unseen
-    last = last[torch.arange(len(spans), device=ids.device), lengths - 1]  # [D, H]
-    for request, length in enumerate(lengths.tolist()):
-        cache.keep(request, length, ())
+    cache = model.new_cache(len(spans), longest + steps)
+    reading = Pass.text(prefixes, torch.zeros_like(lengths), 0)  # the padding of a short prefix comes after it, unseen
+    last = model.step(reading, cache).take(lengths[:, None] - 1).last[:, 0]  # [D, H]
     tokens: list[Tensor] = []
     for step in range(steps):
-        tokens.append(sample(model.logits(last).float().softmax(-1), generator))
+        p = model.logits(last).float().softmax(-1)
+        tokens.append(sample(p, torch.rand(len(p), generator=generator, device=p.device, dtype=torch.float64)))
         if step < steps - 1:
-            positions = (lengths + step)[:, None]  # [D, 1]
-            keys = torch.arange(cache.length + 1, device=ids.device)
-            visible = (keys <= positions)[:, None]  # [D, 1, S]
-            last = model.step(tokens[-1][:, None], cache, (), positions, visible).last[:, 0]
+            reading = Pass.text(tokens[-1][:, None], lengths + step, longest + step)
+            last = model.step(reading, cache).last[:, 0]
     return torch.stack(tokens, dim=1)

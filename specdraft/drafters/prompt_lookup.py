@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.shapes import Shape
-from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.base import Drafter, constructor_arguments
+from specdraft.decoding.sampling import Chance, Sampling
+from specdraft.decoding.shapes import ForcedPath, Shape
+from specdraft.decoding.tree import DraftTrees
+from specdraft.drafters.base import constructor_arguments
+from specdraft.drafters.drafting import SingleDrafter
 from specdraft.errors import UserError
 from specdraft.targets import Features
 
@@ -27,7 +28,7 @@ class PromptLookupState:
     continuations: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
-class PromptLookup(Drafter):
+class PromptLookup(SingleDrafter):
     """Look up n-grams of ``max_ngram`` down to ``min_ngram`` tokens; without a match nothing is drafted."""
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
@@ -53,8 +54,8 @@ class PromptLookup(Drafter):
             state.tokens.append(token)
 
     def draft(
-        self, state: PromptLookupState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
-    ) -> DraftTree:
+        self, state: PromptLookupState, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None
+    ) -> DraftTrees:
         """A chain as deep as the shape at most: shorter near the end of the text, empty without a match."""
         found: list[int] = []
         for size in range(min(self.max_ngram, len(state.tokens)), self.min_ngram - 1, -1):
@@ -63,4 +64,4 @@ class PromptLookup(Drafter):
                 found = state.tokens[start : start + shape.depth]
                 break
         device = None if self.target is None else self.target.device
-        return DraftTree.chain(torch.tensor(found, dtype=torch.int64, device=device))
+        return DraftTrees.chains(torch.tensor([found], dtype=torch.int64, device=device))

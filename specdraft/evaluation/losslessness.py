@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specdraft.decoding.passes import Pass
+
 if TYPE_CHECKING:
     from specdraft.targets import Target
 
@@ -45,8 +47,8 @@ def first_difference(
         return None
     if None in tokens:
         return Difference(position, math.inf, math.inf, near_tie=False)
-    text = torch.tensor([[*prompt, *plain[:position]]], device=target.device)
-    features = target.step(text, target.new_cache(text.shape[1]))
+    text = [*prompt, *plain[:position]]
+    features = target.step(Pass.prompt(text, target.device), target.new_cache(1, len(text)))
     own, other = target.logits(features.last[:, -1])[0, list(tokens)].double().tolist()
     gap = abs(own - other)
     largest = max(abs(own), abs(other), torch.finfo(target.dtype).tiny)

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdraft.decoding.cache import CachesSideBySide, RewindableCache
+from specdraft.decoding.cache import StaticCache
+from specdraft.decoding.passes import Pass
 from specdraft.decoding.threads import fastest
 from specdraft.errors import UserError
 from specdraft.targets.masks import attention_masks, takes_masks
@@ -32,9 +33,10 @@ class Features(NamedTuple):
     aux: Tensor
     last: Tensor
 
-    def at(self, index: int, positions: Sequence[int]) -> "Features":
-        """Those of some positions of one sequence, ``[1, n, ...]``."""
-        return Features(*(part[index : index + 1, positions] for part in self))
+    def take(self, positions: Tensor) -> "Features":
+        """Those of some ``positions [B, n]`` of every sequence, ``[B, n, ...]``."""
+        rows = torch.arange(len(positions), device=positions.device)[:, None]
+        return Features(*(part[rows, positions] for part in self))
 
 
 Capture = Callable[[Tensor, Tensor], Features]
@@ -101,7 +103,7 @@ class LanguageModel:
             return self._run_packed(layers, input_ids, position_ids)
         documents = (position_ids == 0).cumsum(-1)  # [B, T]
         visible = (documents[..., None] == documents[:, None]).tril()
-        masks = attention_masks(self.config, visible, position_ids, [0] * len(input_ids), self.dtype)
+        masks = attention_masks(self.config, visible, position_ids, None, self.dtype)
         # With a cache transformers would attend across documents without a word.
         return self._run(layers, input_ids=input_ids, position_ids=position_ids, attention_mask=masks, use_cache=False)
 
@@ -133,26 +135,18 @@ class LanguageModel:
         return 1e-4 if self.dtype in (torch.float32, torch.float64) else 2e-2
 
     @torch.inference_mode()
-    def step(
-        self,
-        input_ids: Tensor,
-        cache: RewindableCache | CachesSideBySide,
-        layers: Sequence[int] = (),
-        positions: Tensor | None = None,
-        visible: Tensor | None = None,
-    ) -> Features:
-        """Features of the next tokens ``[B, n]``, whose keys and values are appended to the cache.
-
-        Without more they follow the cached tokens one after the other. For draft trees and requests of different
-        lengths, ``positions [B, n]`` tells where each token stands and ``visible [B, n, S]`` (bool) which of the S =
-        longest request + n cached keys it may attend to; sliding windows are applied on top. Raises UserError where the
-        attention implementation takes no masks."""
-        inputs: dict[str, Any] = {"input_ids": input_ids, "past_key_values": cache, "use_cache": True}
-        if visible is not None:
-            assert positions is not None
-            masks = attention_masks(self.config, visible, positions, cache.lengths, self.dtype)
-            inputs |= {"position_ids": positions, "attention_mask": masks}
-        return self._run(layers, **inputs)
+    def step(self, reading: Pass, cache: StaticCache, layers: Sequence[int] = (), first: int = 0) -> Features:
+        """Features ``[B, n, ...]`` of the tokens that B requests read next, those from ``first`` on, whose keys and
+        values are written into the cache. Sliding windows are applied on top of what a pass says each token sees.
+        Raises UserError where it says so and the attention implementation takes no masks."""
+        cache.begin(reading, first)
+        ids, positions, places, visible, held, size = reading
+        if visible is None and held and ids.shape[1] > 1 and takes_masks(self.config):
+            # What transformers would work out from the lengths, in a tenth of the operations.
+            visible = torch.arange(size, device=ids.device) <= places[..., None]
+        masks = None if visible is None else attention_masks(self.config, visible, positions, places, self.dtype)
+        inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": masks}
+        return self._run(layers, **inputs, past_key_values=cache, use_cache=True)
 
     def logits(self, last: Tensor) -> Tensor:
         """Logits ``[..., V]`` of hidden states after the final norm ``[..., H]``: own head, scale and soft-cap."""
@@ -169,17 +163,16 @@ class LanguageModel:
         on other devices, and where every rank takes part in a pass."""
         if self.device.type != "cpu" or getattr(self, "engine", None) is not None:
             return None
-        cache, ids = self.new_cache(8), torch.zeros((1, 4), dtype=torch.int64)
+        cache, reading = self.new_cache(1, 8), Pass.prompt([0] * 4, self.device)
 
         def run() -> None:
-            self.logits(self.step(ids, cache).last)
-            cache.crop(0)
+            self.logits(self.step(reading, cache).last)
 
         return fastest(run)
 
-    def new_cache(self, capacity: int) -> RewindableCache:
-        """An empty cache with room for ``capacity`` tokens."""
-        return RewindableCache(self.num_layers, capacity)
+    def new_cache(self, rows: int, capacity: int) -> StaticCache:
+        """An empty cache with room for ``capacity`` tokens of each of ``rows`` requests."""
+        return StaticCache(self.num_layers, rows, capacity)
 
     @torch.inference_mode()
     def check_logits(self) -> None:

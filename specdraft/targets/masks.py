@@ -2,7 +2,6 @@
 
 B = requests, n = tokens read, S = cached keys of the longest request + n."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,12 +19,12 @@ def takes_masks(config: Any) -> bool:
 
 
 def attention_masks(
-    config: Any, visible: Tensor, positions: Tensor, held: Sequence[int], dtype: torch.dtype
+    config: Any, visible: Tensor, positions: Tensor, places: Tensor | None, dtype: torch.dtype
 ) -> Tensor | dict[str, Tensor]:
     """What ``attention_mask`` must be so that query i of request b sees the keys that ``visible [B, n, S]`` marks.
-    positions: ``[B, n]``. held: tokens that each request had cached before. Where layers differ in what they see, the
-    answer is one mask for each kind, by the name the model uses. Raises UserError for an attention implementation
-    that takes no masks."""
+    positions: ``[B, n]``. places: ``[B, n]``, where their keys are among the S; None: they are all of them. Keys before
+    are those of a text, one after the other. Where layers differ in what they see, the answer is one mask for each
+    kind, by the name the model uses. Raises UserError for an attention implementation that takes no masks."""
     implementation = config._attn_implementation
     if not takes_masks(config):
         given = f"the target's attention is {implementation!r}, which takes no masks, as draft trees and batches need"
@@ -34,17 +33,18 @@ def attention_masks(
     if not kinds:
         # Without layer types, a window holds for every layer.
         kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
-    masks = {kind: _form(_within(config, kind, visible, positions, held), implementation, dtype) for kind in kinds}
+    masks = {kind: _form(_within(config, kind, visible, positions, places), implementation, dtype) for kind in kinds}
     return masks if len(masks) > 1 else masks[kinds[0]]
 
 
-def _within(config: Any, kind: str, visible: Tensor, positions: Tensor, held: Sequence[int]) -> Tensor:
+def _within(config: Any, kind: str, visible: Tensor, positions: Tensor, places: Tensor | None) -> Tensor:
     size = getattr(config, _WINDOWED.get(kind, ""), None)
     if size is None:
         return visible
-    keys = torch.arange(visible.shape[-1], device=visible.device).repeat(len(held), 1)  # [B, S] positions of keys
-    for request, length in enumerate(held):
-        keys[request, length : length + positions.shape[1]] = positions[request]
+    keys = positions  # [B, S] positions of keys
+    if places is not None:
+        keys = torch.arange(visible.shape[-1], device=visible.device).repeat(len(visible), 1)
+        keys = keys.scatter_(1, places, positions)
     if kind == "chunked_attention":
         return visible & (keys[:, None] // size == positions[..., None] // size)
     return visible & (positions[..., None] - keys[:, None] < size)

@@ -95,7 +95,8 @@ class Eagle(EagleHead):
         noise = torch.rand(last.shape, generator=generator, device=last.device, dtype=last.dtype)  # in [0, 1)
         return Features(last + self.feature_noise * (2 * noise - 1), features.last)
 
-    def _feature(self, features: Features) -> Tensor:
+    def feature(self, features: Features) -> Tensor:
+        """See ``EagleHead``."""
         read = features.aux if features.aux.shape[-1] else features.last  # [B, T, H]; see ``augment``
         return read.flatten(0, 1).to(self.fc.weight.dtype)
 
@@ -104,12 +105,13 @@ class Eagle(EagleHead):
         output = self.midlayer(x, x, attend)  # [n, H]
         return Output(output, output)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``EagleHead``."""
         return self.target.logits(hidden.to(self.target.dtype))
 
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
         """Smooth-L1 distance to the target's next features, and the divergence of the logits; metrics count both."""
-        head = FrozenHead(self._logits, self.vocab_size)
+        head = FrozenHead(self.logits, self.vocab_size)
         distilled = objective([head], teacher, steps, self.divergence)
         loss, metrics = self.distillation_weight * distilled.loss, dict(distilled.metrics)
         for index, step in enumerate(steps):

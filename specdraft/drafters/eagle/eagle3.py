@@ -83,7 +83,8 @@ class Eagle3(DraftVocabulary, EagleHead):
         fusion, later = 2.0 * self.fc.weight.numel(), self.ttt_steps - 1
         return forward - later * fusion, backward - (2 * later + 1) * fusion
 
-    def _feature(self, features: Features) -> Tensor:
+    def feature(self, features: Features) -> Tensor:
+        """See ``EagleHead``."""
         aux = features.aux.flatten(0, 1).to(self.fc.weight.dtype)  # [R, 3H]
         if self.fc_norm is not None:
             parts = aux.chunk(len(self.fc_norm), dim=-1)  # [R, H] each
@@ -95,7 +96,8 @@ class Eagle3(DraftVocabulary, EagleHead):
         normed = self.norm(output)  # [n, H]
         return Output(normed, normed if self.norm_output else output)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``EagleHead``."""
         return self.lm_head(hidden)  # [n, Vd]
 
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:

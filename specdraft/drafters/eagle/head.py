@@ -1,29 +1,22 @@
-"""The EAGLE head: its arguments, its loss over the unrolled steps, and how it drafts.
+"""The EAGLE head: its arguments, and its loss over the unrolled steps.
 
-R = positions of the flat batch, N = positions of a pass, n = positions of a request or a step, m = those of them that
-are queries, H = hidden size (the target's), Hq / Hk = query / key-value heads, d = head size, Vd = draft vocabulary.
+R = positions of the flat batch, N = positions of a pass, n = queries, H = hidden size (the target's), Vd = draft
+vocabulary.
 
-One ``_read`` serves training (``forward.py``) and drafting, and only the keys that it attends to differ. The embedding
-is the target's: borrowed, never copied."""
+One ``read`` serves training (``forward.py``) and drafting (``drafting.py``): only the keys that it attends to differ.
+The embedding is the target's: borrowed, never copied."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, chain
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import LlamaConfig
 
-from specdraft.decoding.cache import RewindableCache
-from specdraft.decoding.sampling import Generators, Sampling
-from specdraft.decoding.shapes import Shape
-from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import Alignment, align, count_supervised
-from specdraft.drafters.base import BatchDrafter, TrainingLoss, constructor_arguments
-from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
+from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
+from specdraft.drafters.draft_tree_builder import Vocabulary
+from specdraft.drafters.eagle.drafting import EagleDrafting
 from specdraft.drafters.eagle.forward import Attend, Output, unroll
 from specdraft.drafters.eagle.rotary import RotaryTable
 from specdraft.errors import UserError
@@ -35,15 +28,7 @@ from specdraft.targets.batch import Batch
 _ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's angle depends on how long the text is
 
 
-@dataclass
-class EagleState:
-    """A request: the keys and values of all emitted positions, and the output at the last one (n = 1)."""
-
-    keys: RewindableCache
-    output: Output = field(init=False)
-
-
-class EagleHead(BatchDrafter):
+class EagleHead(Drafter):
     """A head of the family; a subclass says what the feature is, what the layer reads, and what is learned."""
 
     target: Target
@@ -90,11 +75,11 @@ class EagleHead(BatchDrafter):
         """The draft vocabulary."""
 
     @abstractmethod
-    def _feature(self, features: Features) -> Tensor:
+    def feature(self, features: Features) -> Tensor:
         """The target's features ``[B, T, ...]`` as the head reads them, ``[B * T, H]``."""
 
     @abstractmethod
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, Vd]`` of ``hidden [n, H]``."""
 
     @abstractmethod
@@ -105,7 +90,7 @@ class EagleHead(BatchDrafter):
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
         """What the steps' hidden states are worth."""
 
-    def _read(self, tokens: Tensor, feature: Tensor, attend: Attend) -> Output:
+    def read(self, tokens: Tensor, feature: Tensor, attend: Attend) -> Output:
         """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> the queries' output."""
         embedded = nn.functional.embedding(tokens, self.target.embedding_weight).to(feature.dtype)  # [N, H]
         return self._layer(embedded, feature, attend)
@@ -122,14 +107,14 @@ class EagleHead(BatchDrafter):
         alignment = align(batch, self.ttt_steps)
         labels = alignment.tokens[1 : 1 + batch.input_ids.numel()]  # [R], after position r comes token r+1
         teacher = Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels)
-        steps = self._unroll(alignment, self._feature(features))
+        steps = self._unroll(alignment, self.feature(features))
         for step, total in zip(steps, totals or (), strict=totals is not None):
             step.total = total
         return self._loss(steps, teacher)
 
     def _unroll(self, alignment: Alignment, feature: Tensor) -> list[Step]:
         angles = self.rotary(int(alignment.positions.max()) + self.ttt_steps, next(self.parameters()))
-        return unroll(self._read, alignment, feature, angles, self.step_decay)
+        return unroll(self.read, alignment, feature, angles, self.step_decay)
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """The matrices and the attention, once per step."""
@@ -146,83 +131,9 @@ class EagleHead(BatchDrafter):
         per_step = self.residual_widths * hidden + 2 * attention + 4 * config.intermediate_size
         return float((self.ttt_steps * per_step + len(self.layers) * hidden) * tokens * element)
 
-    def start(self, first_token: int, max_length: int) -> EagleState:
-        """An empty state; the first token has no feature before it, so the head never sees it."""
-        return EagleState(RewindableCache(1, max_length))
-
-    def advance(self, state: EagleState, tokens: Tensor, features: Features) -> None:
-        """Append what was emitted; its keys replace those of what was drafted there."""
-        self.advance_batch([state], [tokens], [features])
-
-    def advance_batch(
-        self, states: Sequence[EagleState], tokens: Sequence[Tensor], features: Sequence[Features]
-    ) -> None:
-        """In one pass over the positions of all requests."""
-        together = type(features[0])(*(torch.cat(parts, dim=1) for parts in zip(*features, strict=True)))
-        outputs = self._append([state.keys for state in states], tokens, self._feature(together))
-        for state, output in zip(states, outputs, strict=True):
-            state.output = output
-
-    def draft_batch(
-        self, states: Sequence[EagleState], shapes: Sequence[Shape], sampling: Sampling, generators: Generators
-    ) -> list[DraftTree]:
-        """A pass for each level of all drafts; every node reads the feature that its parent gave."""
-        emitted = [state.keys.length for state in states]
-        outputs = {number: state.output for number, state in enumerate(states)}
-
-        def expand(levels: Mapping[int, Level]) -> Sequence[Tensor]:
-            requests = [states[number].keys for number in levels]
-            feature = torch.cat([outputs[number].feature[level.parents] for number, level in levels.items()])
-            # All of a level stand at one position.
-            positions = [[emitted[number] + level.depth - 1] * len(level.tokens) for number, level in levels.items()]
-            tokens, seen = [level.tokens for level in levels.values()], [level.seen for level in levels.values()]
-            read = self._append(requests, tokens, feature, positions, seen)
-            outputs.update(zip(levels, read, strict=True))
-            return self._logits(torch.cat([output.hidden for output in read])).split([len(each) for each in tokens])
-
-        logits = self._logits(torch.cat([output.hidden for output in outputs.values()]))
-        drafts = grow_batch(logits, expand, shapes, sampling, generators, self.vocabulary)
-        for state, length in zip(states, emitted, strict=True):
-            state.keys.crop(length)
-        return drafts
-
-    def _append(
-        self,
-        requests: Sequence[RewindableCache],
-        tokens: Sequence[Tensor],
-        feature: Tensor,
-        positions: Sequence[Sequence[int]] | None = None,
-        seen: Sequence[Tensor | None] | None = None,
-    ) -> list[Output]:
-        """Read tokens ``[n]`` after the keys of each request in one pass; feature ``[sum of n, H]``. Of text the output
-        at the last token of each; of a level of drafts, with ``positions`` and ``seen`` as in ``attend_cached``, that
-        at every node."""
-        added = [len(each) for each in tokens]
-        if positions is None:
-            positions = [range(keys.length, keys.length + count) for keys, count in zip(requests, added, strict=True)]
-        flat = list(chain.from_iterable(positions))
-        cos, sin = self.rotary(max(flat) + 1, next(self.parameters()))
-        here = torch.tensor(flat, device=cos.device)
-        asked, masks = (added, seen) if seen is not None else ([1] * len(added), [None] * len(added))
-        queries = slice(None) if seen is not None else torch.tensor([end - 1 for end in accumulate(added)]).to(here)
-
-        def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            parts = zip(requests, query.split(asked), key.split(added), value.split(added), masks, strict=True)
-            return torch.cat([attend_cached(*given) for given in parts])
-
-        output = self._read(torch.cat(list(tokens)), feature, Attend(cos[here], sin[here], attention, queries))
-        return [Output(*parts) for parts in zip(*(part.split(asked) for part in output), strict=True)]
-
-
-def attend_cached(cache: RewindableCache, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
-    """Append key and value ``[n, Hk, d]``; attend with the queries ``[m, Hq, d]`` of the last m positions. seen: bool
-    ``[m, D]``, which of the last D positions each query may attend to (a draft tree), with all before; None: a single
-    query, which sees everything."""
-    assert seen is not None or len(query) == 1
-    keys, values = cache.update(key.transpose(0, 1)[None], value.transpose(0, 1)[None], 0)  # [1, Hk, all, d]
-    mask = None if seen is None else pad(seen, (keys.shape[2] - seen.shape[1], 0), value=True)
-    attended = scaled_dot_product_attention(query.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True)
-    return attended[0].transpose(0, 1)
+    def drafting(self, rows: int, capacity: int) -> EagleDrafting:
+        """See ``Drafter``."""
+        return EagleDrafting(self, rows, capacity)
 
 
 def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The target's greedy answers are drafted again, from every position and along the answer itself: what is asked of level d
 is at which rank of the draft's order the answer's token lies, given that the levels above hold the answer. Any drafter
-that can draft a static tree can be asked."""
+can be asked whose drafts are grown by ``draft_tree_builder.grow``."""
 
 import math
 from collections.abc import Sequence
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from specdraft.data.prompts import encode
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.passes import Pass, Texts
 from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.shapes import StaticTree, tree_from_accuracies
-from specdraft.decoding.tree import ROOT, DraftTree
+from specdraft.decoding.shapes import ForcedPath, StaticTree, tree_from_accuracies
 from specdraft.errors import UserError
 
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
-    from specdraft.targets import Features, Target
+    from specdraft.targets import Target
 
 Answer = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt, and of the target's greedy answer."""
@@ -110,72 +111,49 @@ def replayed_acceptance_length(ranks: Sequence[Sequence[Ranks]], tree: StaticTre
 def _ranks_of(
     drafter: "Drafter", target: "Target", answers: Sequence[Answer], depth: int, top: int
 ) -> list[list[Ranks]]:
-    retold = [ReplayedAnswer(drafter, target, answer, depth * top) for answer in answers]
+    texts = [[*prompt, *answer] for prompt, answer in answers]
+    end = max(len(prompt) for prompt, _ in answers) + max(len(answer) for _, answer in answers)
+    drafting = drafter.drafting(len(answers), end + depth)
+    whole = [
+        target.step(Pass.prompt(text, target.device), target.new_cache(1, len(text)), drafter.layers) for text in texts
+    ]
+    lengths = torch.tensor([len(prompt) + 1 for prompt, _ in answers], device=target.device)
+    longest = int(lengths.max())
+    for row, (prompt, _) in enumerate(answers):  # the prompt, and the first token of the answer
+        drafting.begin(row, prompt[0])
+        told = torch.tensor([texts[row][1 : len(prompt) + 1]], device=target.device)
+        features = type(whole[row])(*(part[:, : len(prompt)] for part in whole[row]))
+        begun = Texts(torch.ones_like(lengths[:1]), 1, row)
+        drafting.advance(begun, told, torch.full_like(lengths[:1], len(prompt)), features)
+    # Beyond its end a text goes on with its last token, and nobody looks.
+    ahead = pad_sequence([torch.tensor(text, device=target.device) for text in texts], batch_first=True)
+    ahead = torch.nn.functional.pad(ahead, (0, longest + depth))
+    states = type(whole[0])(*(_padded(parts, ahead.shape[1]) for parts in zip(*whole, strict=True)))
+    found: list[list[Ranks]] = [[] for _ in answers]
     for emitted in range(1, max(len(answer) for _, answer in answers)):
-        here = [each for each in retold if emitted < len(each.answer)]
-        tokens, features = zip(*(each.advance(emitted) for each in here), strict=True)
-        drafter.advance_batch([each.state for each in here], tokens, features)
-        searches = [(each, _Search(each.answer[emitted : emitted + depth], top)) for each in here]
-        while asking := [(each.state, search) for each, search in searches if not search.done]:
-            states, shapes = [state for state, _ in asking], [search.shape for _, search in asking]
-            drafts = drafter.draft_batch(states, shapes, Sampling(), [None] * len(asking))
-            for (_, search), draft in zip(asking, drafts, strict=True):
-                search.read(draft)
-        for each, search in searches:
-            each.ranks.append(search.ranks)
-    return [each.ranks for each in retold]
+        here = lengths[:, None] + torch.arange(depth, device=target.device)
+        path = ahead.gather(1, here)
+        drafts = drafting.draft(Texts(lengths, longest), ForcedPath(path, top), Sampling(), None)
+        best = drafts.tokens.unflatten(1, (depth, -1)) == path[..., None]  # [B, depth, top]
+        for ranks, levels, (_, answer) in zip(found, best.tolist(), answers, strict=True):
+            if emitted < len(answer):
+                ranks.append(_until_wrong(levels[: len(answer) - emitted]))
+        features = states.take(lengths[:, None] - 1)
+        drafting.advance(Texts(lengths, longest), path[:, :1], torch.ones_like(lengths), features)
+        lengths, longest = lengths + 1, longest + 1
+    return found
 
 
-class ReplayedAnswer:
-    """An answer that is emitted once more, token by token, to a drafter. ranks: found so far, of every token."""
-
-    def __init__(self, drafter: "Drafter", target: "Target", answer: Answer, room: int) -> None:
-        self.prompt, self.answer = answer
-        self._text = torch.tensor([*self.prompt, *self.answer], device=target.device)
-        self._features = target.step(self._text[None], target.new_cache(len(self._text)), drafter.layers)
-        self._read = 0
-        self.state = drafter.start(self.prompt[0], len(self._text) + room)
-        self.ranks: list[Ranks] = []
-
-    def advance(self, emitted: int) -> "tuple[Tensor, Features]":
-        """What the drafter has yet to be told when ``emitted`` tokens of the answer are known."""
-        unread = slice(self._read, len(self.prompt) + emitted - 1)
-        self._read = unread.stop
-        features = type(self._features)(*(part[:, unread] for part in self._features))
-        return self._text[unread.start + 1 : unread.stop + 1], features
+def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
+    """Hidden states ``[1, T, ...]`` of several texts as ``[B, length, ...]``."""
+    return torch.cat([torch.nn.functional.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts])
 
 
-class _Search:
-    """At every level the rank of the true token among the ``top`` likeliest, until one is not among them (None)."""
-
-    def __init__(self, truth: Sequence[int], top: int) -> None:
-        self.truth, self.top = truth, top
-        self.ranks: Ranks = []
-
-    @property
-    def done(self) -> bool:
-        return len(self.ranks) == len(self.truth) or None in self.ranks
-
-    @property
-    def shape(self) -> StaticTree:
-        """What to draft next: at every level the ``top`` likeliest children of the node on the path.
-        The likeliest continuation is the best guess of the ranks still unknown; where it fails the rest is redrafted.
-        """
-        path = self._guess()
-        return StaticTree(tuple((*path[:level], rank) for level in range(len(path)) for rank in range(self.top)))
-
-    def read(self, draft: DraftTree) -> None:
-        """Learn from a draft of ``shape``, as far as the guess was right."""
-        tokens, here, guess = draft.tokens.tolist(), ROOT, self._guess()
-        for level, wanted in enumerate(self.truth):
-            below = draft.children.get(here, [])
-            if level == len(self.ranks):
-                rank = next((rank for rank, node in enumerate(below) if tokens[node] == wanted), None)
-                self.ranks.append(rank)
-                if rank != guess[level]:
-                    return
-            here = below[guess[level]]
-
-    def _guess(self) -> list[int]:
-        known = [rank for rank in self.ranks if rank is not None]
-        return known + [0] * (len(self.truth) - len(known))
+def _until_wrong(levels: Sequence[Sequence[bool]]) -> Ranks:
+    """Of each level the rank of the true token, up to the first that has none."""
+    ranks: Ranks = []
+    for level in levels:
+        ranks.append(level.index(True) if True in level else None)
+        if ranks[-1] is None:
+            break
+    return ranks

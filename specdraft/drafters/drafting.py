@@ -1,0 +1,91 @@
+"""Drafting for requests side by side: level by level in shared passes, or for one request after the other.
+
+B = requests, n = the most tokens that one of them emitted, m = nodes of a level, Vd = draft vocabulary."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from specdraft.decoding.interfaces import Drafting
+from specdraft.decoding.passes import Texts
+from specdraft.decoding.sampling import Chance, Sampling
+from specdraft.decoding.shapes import ForcedPath, Shape
+from specdraft.decoding.tree import DraftTrees
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow
+from specdraft.targets import Features
+
+
+class LevelDrafting(Drafting):
+    """Drafts that grow level by level, for all requests in one pass each."""
+
+    vocabulary: Vocabulary
+
+    @abstractmethod
+    def first(self, texts: Texts) -> Tensor:
+        """Logits ``[B, Vd]`` after the last emitted tokens."""
+
+    @abstractmethod
+    def extend(self, texts: Texts, level: Level) -> Tensor:
+        """Read a level; logits ``[B, m, Vd]`` after each of its nodes."""
+
+    def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
+        """See ``Drafting``."""
+        logits = self.first(texts)
+        return grow(logits, lambda level: self.extend(texts, level), shape, sampling, chance, self.vocabulary)
+
+
+class SingleDrafter(Drafter, ABC):
+    """A drafter that knows of one request alone: ``start`` makes its state; after every pass of the target ``advance``
+    hands over the tokens that were emitted and the features of the positions before them; ``draft`` proposes what comes
+    next. Requests that are decoded side by side are drafted for one after the other."""
+
+    @abstractmethod
+    def start(self, first_token: int, max_length: int) -> Any:
+        """The state of a request whose prompt begins with ``first_token``, with room for ``max_length`` tokens."""
+
+    @abstractmethod
+    def advance(self, state: Any, tokens: Tensor, features: Features) -> None:
+        """Take in n emitted tokens ``[n]``; ``features [1, n, ...]`` at j are of the position *before* ``tokens[j]``.
+        The first call brings the prompt from its second token on, and the first token that the target emitted."""
+
+    @abstractmethod
+    def draft(self, state: Any, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
+        """Propose what follows the last emitted token, in this ``shape`` or a part of it; ``state`` stays as it was.
+        ``sampling`` shapes the q of sampled drafts; ``draft_tree_builder.grow`` makes any shape. B is 1."""
+
+    def drafting(self, rows: int, capacity: int) -> "OneByOne":
+        """See ``Drafter``."""
+        return OneByOne(self, rows, capacity)
+
+
+class OneByOne(Drafting):
+    """Drafts of a ``SingleDrafter``."""
+
+    def __init__(self, drafter: SingleDrafter, rows: int, capacity: int) -> None:
+        self.drafter, self.capacity = drafter, capacity
+        self.states: list[Any] = [None] * rows
+
+    def begin(self, row: int, first_token: int) -> None:
+        """See ``Drafting``."""
+        self.states[row] = self.drafter.start(first_token, self.capacity)
+
+    def advance(self, texts: Texts, tokens: Tensor, counts: Tensor, features: Features) -> None:
+        """See ``Drafting``."""
+        for index, count in enumerate(counts.tolist()):
+            part = Features(*(each[index : index + 1, :count] for each in features))
+            self.drafter.advance(self.states[texts.first + index], tokens[index, :count], part)
+
+    def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
+        """See ``Drafting``."""
+        trees = []
+        for row in range(len(texts.lengths)):
+            alone = ForcedPath(shape.tokens[row : row + 1], shape.top_k) if isinstance(shape, ForcedPath) else shape
+            own = None if chance is None else chance.of(row)
+            trees.append(self.drafter.draft(self.states[row], alone, sampling, own))
+        return DraftTrees.join(trees)
+
+    def drop(self, row: int, last: int, length: int) -> None:
+        """See ``Drafting``."""
+        self.states[row], self.states[last] = self.states[last], None
