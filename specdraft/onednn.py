@@ -6,6 +6,8 @@ as it saves; and on the AMD processor that was measured its large products take 
 I / O = input / output features."""
 
 import copy
+import itertools
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,11 +27,15 @@ class PackedLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self.weight, self.bias = nn.Parameter(packed, requires_grad=False), linear.bias
+        self.number = next(_numbers)
+        _layers[self.number] = self
 
     def forward(self, given: Tensor) -> Tensor:
         """``[..., I]`` -> ``[..., O]``, also of what autocast has made of the input."""
         if given.dtype != self.weight.dtype and torch.is_autocast_enabled("cpu"):
             given = given.to(self.weight.dtype)
+        if torch.compiler.is_compiling():
+            return torch.ops.specdraft.packed_linear(given, self.number, self.out_features, self.bias)
         if torch.is_grad_enabled() and given.requires_grad:
             return _Product.apply(given, self.weight, self.bias)
         return _product(given, self.weight, self.bias)
@@ -46,6 +52,15 @@ class PackedLinear(nn.Linear):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = plain(self.weight)
+
+
+# A compiled graph can hold no opaque tensor, so that it names the layer instead.
+_numbers = itertools.count()
+_layers: weakref.WeakValueDictionary[int, PackedLinear] = weakref.WeakValueDictionary()
+_library = torch.library.Library("specdraft", "DEF")
+_library.define("packed_linear(Tensor given, int layer, int size, Tensor? bias) -> Tensor")
+_library.impl("packed_linear", lambda given, layer, size, bias: _product(given, _layers[layer].weight, bias), "CPU")
+_library.impl("packed_linear", lambda given, layer, size, bias: given.new_empty((*given.shape[:-1], size)), "Meta")
 
 
 class _Product(torch.autograd.Function):

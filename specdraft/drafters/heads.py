@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from specdraft.decoding.compilation import Compilable
 from specdraft.decoding.passes import Texts
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import ForcedPath, Shape
@@ -88,6 +89,7 @@ class Heads(DraftVocabulary, Drafter):
         self._arguments = arguments
         self.hidden_size, self.num_heads, self.head_decay = hidden_size, num_heads, head_decay
         self.divergence = find_divergence(divergence)
+        self.decoding_pass = Compilable(self._logits, type(self).__name__)
         self.register_vocabulary(vocab_size, draft_vocab_size, persistent=draft_vocab_size < vocab_size)
         self.blocks = nn.ModuleList(
             ResidualBlock(hidden_size, num_layers, self.num_read(head)) for head in range(num_heads)
@@ -141,6 +143,9 @@ class Heads(DraftVocabulary, Drafter):
         projections = cast("list[DraftHead]", list(self.lm_heads))
         return call_with_weights(projections, lambda weights: objective(weights, teacher, steps, self.divergence))
 
+    def _logits(self, head: int, last: Tensor, path: Tensor) -> tuple[Tensor]:
+        return (self.lm_heads[head](self.hidden(head, last, path)),)
+
     def drafting(self, rows: int, capacity: int) -> "HeadsDrafting":
         """See ``Drafter``."""
         return HeadsDrafting(self, rows)
@@ -192,7 +197,7 @@ class HeadsDrafting(LevelDrafting):
         batch, nodes, _ = self._path.shape
         path = self._path if self.heads.reads_path else self._path[:, :1]
         last = self.last[:batch, None].expand(-1, path.shape[1], -1)
-        logits = self.heads.lm_heads[head](self.heads.hidden(head, last.flatten(0, 1), path.flatten(0, 1)))
+        (logits,) = self.heads.decoding_pass(head, head, last.flatten(0, 1), path.flatten(0, 1))
         return logits.unflatten(0, path.shape[:2]).expand(-1, nodes, -1)
 
     def drop(self, row: int, last: int, length: int) -> None:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from specdraft.data.prompts import Prompt, check_lengths, encode
 from specdraft.data.tokenization.chat import answer_in_words
+from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe
 from specdraft.decoding.shapes import Shape, StaticTree
@@ -89,6 +90,7 @@ def evaluate(
         "prompts": len(prompts),
         "target": asdict(target.identity),
         "chat_template_hash": template_hash(target.tokenizer),
+        "compiled": wanted(settings.compile, target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         **(notes or {}),
@@ -97,6 +99,7 @@ def evaluate(
     evaluator = _Evaluator(target, prompts, settings, progress, evaluation)
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with ExitStack() as stack:
+        stack.enter_context(compiling(wanted(settings.compile, target.device)))
         for each in drafters.values():
             stack.enter_context(packed(each))
         bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))

@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from specdraft.decoding.compilation import wanted
 from specdraft.decoding.rules import Rule, rejection_sampling
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import Shape, StaticTree, as_shape
@@ -36,6 +39,7 @@ class EvaluationSettings:
     top_p: float = 1.0
     max_new_tokens: int = 128
     seed: int = 0
+    compile: bool | str = "auto"  # the passes; auto: on CUDA
     samples: int = 3  # prompts whose answers are recorded round by round, for the report
 
     @classmethod
@@ -67,6 +71,7 @@ class EvaluationSettings:
             if not isinstance(temperature, int | float):
                 raise UserError(f"decoding.temperature is {temperature!r}: expected a number or a list of numbers")
             self.sampling(temperature)
+        wanted(self.compile, torch.device("cpu"))
 
     def draft_shape(self, drafter: "Drafter", target: "Target") -> Shape:
         """The shape of every draft, measured if it has to be."""

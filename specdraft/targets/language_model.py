@@ -9,14 +9,15 @@ refused instead of teaching or drafting the wrong distribution.
 Layer k means "the hidden state after k decoder layers", transformers' ``hidden_states[k]`` and vLLM's convention."""
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from specdraft.decoding.cache import StaticCache
+from specdraft.decoding.compilation import Compilable, is_active
 from specdraft.decoding.passes import Pass
 from specdraft.decoding.threads import fastest
 from specdraft.errors import UserError
@@ -145,8 +146,48 @@ class LanguageModel:
             # What transformers would work out from the lengths, in a tenth of the operations.
             visible = torch.arange(size, device=ids.device) <= places[..., None]
         masks = None if visible is None else attention_masks(self.config, visible, positions, places, self.dtype)
-        inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": masks}
-        return self._run(layers, **inputs, past_key_values=cache, use_cache=True)
+        # A prompt's pass is long, and of another length each time: nothing to compile.
+        arguments = ids, positions, masks, cache, tuple(layers)
+        if not held or not is_active():
+            return Features(*self._forward(*arguments))
+        with self._experts_in_graphs():
+            return Features(*self._compilable(ids.shape[1], *arguments))
+
+    @contextmanager
+    def _experts_in_graphs(self) -> Iterator[None]:
+        """Inside, a mixture of experts does not visit one expert after the other, which no graph can hold; gathering
+        the experts of every token would take too much memory for a prompt."""
+        before = getattr(self.config, "_experts_implementation", None)
+        if before == "eager":
+            self.config._experts_implementation = "batched_mm"
+        try:
+            yield
+        finally:
+            if before == "eager":
+                self.config._experts_implementation = before
+
+    @functools.cached_property
+    def _compilable(self) -> Compilable:
+        return Compilable(self._forward, self.architecture, self._hidden_states)
+
+    def _hidden_states(self) -> None:
+        """Have transformers install what gives all hidden states, which it does when they are first asked for, and
+        cannot do in a graph."""
+        ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        self.decoder(input_ids=ids, use_cache=False, output_hidden_states=True)
+
+    def _forward(
+        self, ids: Tensor, positions: Tensor, masks: Any, cache: StaticCache, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Auxiliary and last hidden states of a pass with a cache."""
+        inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": masks, "past_key_values": cache}
+        if not torch.compiler.is_compiling():
+            features = self._run(layers, **inputs, use_cache=True)
+            return features.aux, features.last
+        # A graph cannot hold hooks that come and go; transformers has all hidden states at hand in it.
+        found = self.decoder(**inputs, use_cache=True, output_hidden_states=True)
+        last = found.last_hidden_state
+        return torch.cat([found.hidden_states[k] for k in layers], dim=-1) if layers else last[..., :0], last
 
     def logits(self, last: Tensor) -> Tensor:
         """Logits ``[..., V]`` of hidden states after the final norm ``[..., H]``: own head, scale and soft-cap."""

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from specdraft.decoding import rules
-from specdraft.decoding.sampling import Sampling, sample
+from specdraft.decoding.sampling import Chance, Sampling, sample
 from specdraft.decoding.shapes import Shape
-from specdraft.decoding.tree import ROOT, DraftTree
-from specdraft.drafters.draft_tree_builder import Vocabulary, grow
+from specdraft.decoding.tree import ROOT, DraftTrees
+from specdraft.drafters.draft_tree_builder import FIRST_DRAW, Vocabulary, grow
 from tests.chance import goodness_of_fit, plain_probabilities
+from tests.decoding.trees import chance
 
 V, EMITTED = 6, 3
 
-Draft = Callable[[torch.Generator], DraftTree]
+Draft = Callable[[Chance], DraftTrees]
 
 
 @dataclass(frozen=True)
@@ -53,30 +54,38 @@ class Markov:
             joint = joint[..., None] * rows[1:]
         return joint
 
+    def after(self, trees: DraftTrees) -> Tensor:
+        """The target's ``p [B, N + 1, V]`` after the root and after every node."""
+        return self.p[torch.nn.functional.pad(1 + trees.tokens, (1, 0))]
+
     def grown(self, shape: Shape) -> Draft:
         """Drafts of this shape, grown as every drafter grows them."""
         drafted = self.logits[1]
 
-        def draft(g: torch.Generator) -> DraftTree:
-            return grow(drafted[:1], lambda level: drafted[1 + level.tokens], shape, self.sampling, g, Vocabulary(V))
+        def draft(chance: Chance) -> DraftTrees:
+            first = drafted[:1].expand(len(chance.seeds), V)
+            return grow(first, lambda level: drafted[1 + level.tokens], shape, self.sampling, chance, Vocabulary(V))
 
         return draft
 
     def with_replacement(self, widths: tuple[int, ...]) -> Draft:
         """Drafts whose nodes at level i all have ``widths[i]`` children, each drawn from the same q."""
 
-        def draft(g: torch.Generator) -> DraftTree:
-            tokens, parents, level = [], [], [ROOT]
+        def draft(chance: Chance) -> DraftTrees:
+            tokens, q, parents, level = [], [], [], [ROOT]
             for width in widths:
-                below = []
+                below: list[int] = []
                 for node in level:
-                    row = 0 if node == ROOT else 1 + tokens[node]
-                    below += range(len(tokens), len(tokens) + width)
-                    tokens += torch.multinomial(self.q[row], width, replacement=True, generator=g).tolist()
+                    below += range(len(parents), len(parents) + width)
+                    above = torch.zeros_like(chance.seeds) if node == ROOT else 1 + tokens[node]
+                    for number in range(FIRST_DRAW + len(parents), FIRST_DRAW + len(parents) + width):
+                        q.append(self.q[above])
+                        tokens.append(sample(q[-1], chance.uniform(number, 1)[:, 0]))
                     parents += [node] * width
                 level = below
-            above = torch.tensor([0 if parent == ROOT else 1 + tokens[parent] for parent in parents])
-            return DraftTree(torch.tensor(tokens), torch.tensor(parents), self.q[above])
+            found = torch.stack(tokens, dim=1)
+            above = torch.tensor(parents).expand_as(found)
+            return DraftTrees(found, above, torch.stack(q, dim=1), None, len(widths), max(widths))
 
         return draft
 
@@ -85,18 +94,14 @@ class Markov:
 
         They are emitted as the decode loop emits them: what the rule gives, then plain sampling.
         """
-        g = torch.Generator().manual_seed(seed)
-        texts = torch.zeros((draws, EMITTED), dtype=torch.int64)
-        accepted = torch.zeros(draws, dtype=torch.int64)
-        for number in range(draws):
-            tree = draft(g)
-            path, token = rule(tree, self.p[torch.cat([tree.tokens.new_zeros(1), 1 + tree.tokens])], g)
-            text = torch.tensor([*tree.tokens[list(path)].tolist(), token])[:EMITTED]
-            texts[number, : len(text)] = text
-            accepted[number] = len(path)
+        numbers = chance(draws, seed)
+        trees = draft(numbers)
+        path, accepted, token = rule(trees, self.after(trees), numbers.uniform(0, trees.num_nodes + 1))
+        texts = torch.nn.functional.pad(trees.tokens.gather(1, path), (0, EMITTED))
+        texts = texts.scatter(1, accepted[:, None], token[:, None])[:, :EMITTED]
         for place in range(1, EMITTED):
-            missing = accepted < place
-            texts[missing, place] = sample(self.p[1 + texts[missing, place - 1]], g)
+            plain = sample(self.p[1 + texts[:, place - 1]], numbers.uniform(2 * FIRST_DRAW + place, 1)[:, 0])
+            texts[:, place] = torch.where(accepted < place, plain, texts[:, place])
         return texts, accepted
 
     def fits(self, texts: Tensor) -> list[float]:

@@ -14,10 +14,11 @@ from specdraft.decoding import rules
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
-from specdraft.decoding.tree import ROOT
+from specdraft.decoding.tree import ROOT, DraftTrees
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.targets import Target
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
+from tests.decoding.trees import shared_out
 from tests.fakes import TargetAsDraft, random_prompts, tiny_llama
 
 V, LENGTH = 6, 64
@@ -39,11 +40,11 @@ def head(target, untrained):
 
 
 def two_tokens(
-    target, drafter, sampling, rule=rules.rejection_sampling, shape: Shape | int = 2, count: int = 500
+    target, drafter, sampling, rule=rules.rejection_sampling, shape: Shape | int = 2, count: int = 1000
 ) -> Tensor:
     """The first two tokens of ``count`` generations, as first * V + second."""
-    decoder = Decoder(target, drafter, shape, sampling, rule)
-    return torch.tensor([decoder.generate(PROMPT, 2, seed).tokens for seed in range(count)]) @ torch.tensor([V, 1])
+    results = Decoder(target, drafter, shape, sampling, rule).generate_batch([PROMPT] * count, 2, 100)
+    return torch.tensor([result.tokens for result in results]) @ torch.tensor([V, 1])
 
 
 def exact_two_tokens(target, sampling) -> Tensor:
@@ -59,7 +60,7 @@ def texts_fit(
     sampling,
     rule=rules.rejection_sampling,
     shape: Shape | int = 3,
-    batch_size: int = 1,
+    batch_size: int = 6,
     count: int = 24,
 ) -> float:
     """p-value of ``count`` texts: per token u, counts of what follows u against the sum of its exact distributions."""
@@ -99,9 +100,9 @@ def test_joint_distribution_of_two_tokens(target, head, sampling):
     assert goodness_of_fit(two_tokens(target, head, sampling), exact) > REJECTED
 
 
-@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_whole_texts_with_sampled_drafts(target, head, sampling):
-    assert texts_fit(target, head, sampling) > REJECTED
+@pytest.mark.parametrize(("sampling", "batch_size"), zip(SETTINGS, [1, 6], strict=True), ids=str)
+def test_whole_texts_with_sampled_drafts(target, head, sampling, batch_size):
+    assert texts_fit(target, head, sampling, batch_size=batch_size) > REJECTED
 
 
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
@@ -113,28 +114,47 @@ def test_whole_texts_with_trees_side_by_side(target, head, shape):
     assert texts_fit(target, head, Sampling(1.2, top_p=0.95), shape=shape, batch_size=4) > REJECTED
 
 
+def test_trees_of_distributions_with_fewer_tokens_than_children(target, head):
+    assert texts_fit(target, head, Sampling(1.4, top_k=2), shape=TREES[0], batch_size=4) > REJECTED
+
+
 @pytest.mark.parametrize("shape", TREES[:2], ids=str)
 def test_two_tokens_with_trees(target, head, shape):
     exact = exact_two_tokens(target, SETTINGS[1])
     assert goodness_of_fit(two_tokens(target, head, SETTINGS[1], shape=shape), exact) > REJECTED
 
 
+@pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("drafter", [None, PromptLookup(), TargetAsDraft()], ids=lambda d: type(d).__name__)
-def test_whole_texts_with_other_drafts(target, drafter):
-    assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95)) > REJECTED
+def test_whole_texts_with_other_drafts(target, drafter, batch_size):
+    assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95), batch_size=batch_size) > REJECTED
 
 
-def correction_from_p(tree, p, generator):
-    path, token = rules.rejection_sampling(tree, p, generator)
-    return rules.Verdict(path, token if len(path) == len(tree) else int(sample(p[len(path)], generator)))
+def ends(trees: DraftTrees, verdict: rules.Verdict) -> tuple[Tensor, Tensor]:
+    """The row of p that tells of the last accepted node, and whether other nodes were drafted after it, ``[B]``."""
+    last = verdict.path.gather(1, (verdict.accepted - 1).clamp(min=0)[:, None])[:, 0]
+    end = torch.where(verdict.accepted > 0, last, ROOT)
+    return end + 1, (trees.parents == end[:, None]).any(1)
 
 
-def p_a_row_late(tree, p, generator):
-    return rules.rejection_sampling(tree, torch.cat([p[1:], p[-1:]]), generator)
+def correction_from_p(trees, p, uniform):
+    verdict = rules.rejection_sampling(trees, p, uniform)
+    end, corrected = ends(trees, verdict)
+    plain = sample(p[torch.arange(len(p)), end], shared_out(uniform)[1])
+    return verdict._replace(next_token=torch.where(corrected, plain, verdict.next_token))
 
 
-def accepts_everything(tree, p, generator):
-    return rules.Verdict(tuple(range(len(tree))), int(sample(p[-1], generator)))
+def p_a_row_late(trees, p, uniform):
+    return rules.rejection_sampling(trees, torch.cat([p[:, 1:], p[:, -1:]], dim=1), uniform)
+
+
+def accepts_everything(trees, p, uniform):
+    path = torch.arange(trees.depth).expand(len(p), -1)
+    return rules.Verdict(path, torch.full((len(p),), trees.depth), sample(p[:, -1], uniform[:, -1]))
+
+
+def the_p_of_another_request(trees, p, uniform):
+    return rules.rejection_sampling(trees, p.roll(1, 0), uniform)
 
 
 @pytest.mark.parametrize("fault", [correction_from_p, p_a_row_late, accepts_everything])
@@ -142,19 +162,16 @@ def test_whole_texts_reject_wrong_rules(target, head, fault):
     assert texts_fit(target, head, Sampling(1.0), fault) < REJECTED / 100
 
 
-def tree_correction_from_p(tree, p, generator):
-    path, token = rules.rejection_sampling(tree, p, generator)
-    end = path[-1] if path else ROOT
-    return rules.Verdict(path, int(sample(p[end + 1], generator)) if end in tree.children else token)
-
-
-def takes_the_first_sibling(tree, p, generator):
+def takes_the_first_sibling(trees, p, uniform):
     """Whichever was accepted."""
-    path, token = rules.rejection_sampling(tree, p, generator)
-    return rules.Verdict((0,) if path else (), token)
+    verdict = rules.rejection_sampling(trees, p, uniform)
+    return verdict._replace(path=torch.zeros_like(verdict.path), accepted=verdict.accepted.clamp(max=1))
 
 
-@pytest.mark.parametrize("fault", [tree_correction_from_p, takes_the_first_sibling, p_a_row_late])
+FAULTS = [correction_from_p, takes_the_first_sibling, p_a_row_late, the_p_of_another_request]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_whole_texts_reject_wrong_rules_for_trees(target, head, fault):
     assert texts_fit(target, head, Sampling(1.0), fault, TREES[0], batch_size=4) < REJECTED / 100
 

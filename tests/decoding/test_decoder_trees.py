@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdraft.decoding.cache import RewindableCache
+from specdraft.decoding import decoder as loop
+from specdraft.decoding.cache import StaticCache
 from specdraft.decoding.decoder import Decoder, Generation, truncate
-from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.passes import Pass
+from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
-from specdraft.decoding.tree import ROOT, DraftTree
-from specdraft.drafters.base import Drafter
+from specdraft.decoding.tree import ROOT, DraftTrees
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow
+from specdraft.drafters.drafting import LevelDrafting, SingleDrafter
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
@@ -36,7 +38,7 @@ class OracleState:
     emitted: int = 0
 
 
-class Oracle(Drafter):
+class Oracle(SingleDrafter):
     """Knows what the target will say and hides it: token i of an answer is at rank ``RANKS[i % 5]`` of its siblings.
 
     Behind wrong tokens it says anything. Rank 9 is drafted by no shape here.
@@ -58,9 +60,7 @@ class Oracle(Drafter):
         else:
             state.emitted += len(tokens)
 
-    def draft(
-        self, state: OracleState, shape: Shape, sampling: Sampling, generator: torch.Generator | None
-    ) -> DraftTree:
+    def draft(self, state: OracleState, shape: Shape, sampling: Sampling, chance: Chance | None) -> DraftTrees:
         assert state.text is not None
         text, emitted = state.text, state.emitted
 
@@ -77,11 +77,11 @@ class Oracle(Drafter):
         def expand(level: Level) -> Tensor:
             nonlocal right
             true = text[emitted + level.depth - 1] if emitted + level.depth - 1 < len(text) else None
-            above = [right[parent] for parent in level.parents.tolist()]
-            right = [known and token == true for known, token in zip(above, level.tokens.tolist(), strict=True)]
-            return torch.stack([logits(emitted + level.depth, known) for known in right])
+            above = [right[parent] for parent in level.parents[0].tolist()]
+            right = [known and token == true for known, token in zip(above, level.tokens[0].tolist(), strict=True)]
+            return torch.stack([logits(emitted + level.depth, known) for known in right])[None]
 
-        return grow(logits(emitted, True)[None], expand, shape, sampling, generator, Vocabulary(V))
+        return grow(logits(emitted, True)[None], expand, shape, sampling, chance, Vocabulary(V))
 
 
 def drafted_prefix(shape: StaticTree, emitted: int) -> int:
@@ -101,28 +101,39 @@ def check_counts(result: Generation, shape: Shape) -> None:
     assert 0 <= emitted - len(result.tokens) <= (result.accepted[-1] if result.accepted else 0)
 
 
-class Checked(Decoder):
+class Checked(loop._Batch):
     """After every round the cache must hold each request's text but its last token, as a fresh pass writes it."""
 
+    prompts: Sequence[Sequence[int]]
     rounds = widest = 0
 
-    def watch(self, prompts: Sequence[Sequence[int]]) -> "Checked":
-        self.prompts = prompts
-        return self
-
-    def _round(self, active, cache) -> None:
-        super()._round(active, cache)
-        self.rounds += 1
-        self.widest = max(self.widest, len(active))
-        for row, request in enumerate(active):
-            held = [*self.prompts[request.number], *request.result.tokens[:-1]]
-            assert cache.lengths[row] == len(held)
-            fresh = self.target.new_cache(len(held))
-            self.target.step(torch.tensor([held]), fresh)
-            for ours, theirs in zip(cache.layers, fresh.layers, strict=True):
+    def round(self) -> None:
+        super().round()
+        Checked.rounds += 1
+        Checked.widest = max(self.widest, len(self.requests))
+        for row, request in enumerate(self.requests):
+            text = [*self.prompts[request.number], *request.result.tokens]
+            assert (self.lengths[row], self.last[row]) == (len(text), text[-1])
+            held = text[:-1]
+            fresh = self.target.new_cache(1, len(held))
+            self.target.step(Pass.prompt(held, self.target.device), fresh)
+            for ours, theirs in zip(self.cache.layers, fresh.layers, strict=True):
                 for name in ("keys", "values"):
                     kept, wanted = getattr(ours, name)[row, :, : len(held)], getattr(theirs, name)[0, :, : len(held)]
                     torch.testing.assert_close(kept, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """From here on, the batches that decode these prompts are checked."""
+
+    def watch(prompts: Sequence[Sequence[int]]) -> type[Checked]:
+        for name, value in {"prompts": prompts, "rounds": 0, "widest": 0}.items():
+            monkeypatch.setattr(Checked, name, value, raising=False)
+        monkeypatch.setattr(loop, "_Batch", Checked)
+        return Checked
+
+    return watch
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
@@ -157,23 +168,19 @@ def test_right_and_wrong_siblings(target, answers, shape, batch_size):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("shape", [*SHAPES, StaticTree.chain(3)], ids=str)
-def test_the_cache_holds_the_text_after_every_round(target, answers, shape, batch_size):
+def test_the_cache_holds_the_text_after_every_round(target, answers, checked, shape, batch_size):
     prompts = answers.prompts[:7]
-    decoder = Checked(target, Oracle(answers.prompts, answers.continuations), shape).watch(prompts)
-    decoder.generate_batch(prompts, 20, batch_size)
-    assert decoder.rounds > 10
-    assert decoder.widest == batch_size
+    check = checked(prompts)
+    Decoder(target, Oracle(answers.prompts, answers.continuations), shape).generate_batch(prompts, 20, batch_size)
+    assert check.rounds > 10
+    assert check.widest == batch_size
 
 
-def test_the_check_of_the_cache_notices_a_node_too_many(target, answers, monkeypatch):
-    keep = RewindableCache.keep
-
-    def keeps_the_first(cache, row, length, path):
-        keep(cache, row, length, range(len(path)))
-
-    monkeypatch.setattr(RewindableCache, "keep", keeps_the_first)
+def test_the_check_of_the_cache_notices_nodes_that_do_not_move(target, answers, checked, monkeypatch):
+    monkeypatch.setattr(StaticCache, "move", lambda *_: None)
     prompts = answers.prompts[:7]
-    decoder = Checked(target, Oracle(answers.prompts, answers.continuations), STATIC).watch(prompts)
+    checked(prompts)
+    decoder = Decoder(target, Oracle(answers.prompts, answers.continuations), STATIC)
     with pytest.raises(AssertionError):
         decoder.generate_batch(prompts, 20, 1)
 
@@ -221,11 +228,12 @@ def short() -> Target:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_drafts_end_where_the_context_ends(short, untrained, shape):
+def test_drafts_end_where_the_context_ends(short, untrained, checked, shape):
     prompts = random_prompts(12, [20, 24, 26, 27, 28, 29, 30, 31], seed=5)
     answers = transformers_greedy(short.model, prompts, NEW_TOKENS)
     for drafter in (untrained(short), Oracle(prompts, answers)):
-        decoder = Checked(short, drafter, shape).watch(prompts)
+        checked(prompts)
+        decoder = Decoder(short, drafter, shape)
         for batch_size in (1, 4):
             for prompt, answer, result in zip(
                 prompts, answers, decoder.generate_batch(prompts, NEW_TOKENS, batch_size), strict=True
@@ -241,42 +249,27 @@ def test_drafts_end_where_the_context_ends(short, untrained, shape):
                     emitted += accepted + 1
 
 
-class Spine(Drafter):
-    """Drafts a tree, and from the same state the chain that it contains; keeps both."""
+def test_a_tree_contains_the_chain_and_is_never_accepted_less(target, answers, untrained, monkeypatch):
+    pairs: list[tuple[DraftTrees, DraftTrees]] = []
+    draft = LevelDrafting.draft
 
-    def __init__(self, head: Drafter) -> None:
-        super().__init__()
-        self.head, self.layers = head, head.layers
-        self.pairs: list[tuple[DraftTree, DraftTree]] = []
-
-    def bind(self, target: Target) -> None:
-        self.head.bind(target)
-
-    def start(self, first_token: int, max_length: int):
-        return self.head.start(first_token, max_length)
-
-    def advance(self, state, tokens: Tensor, features: Features) -> None:
-        self.head.advance(state, tokens, features)
-
-    def draft(self, state, shape: Shape, sampling: Sampling, generator: torch.Generator | None) -> DraftTree:
-        tree = self.head.draft(state, shape, sampling, generator)
-        self.pairs.append((tree, self.head.draft(state, StaticTree.chain(shape.depth), sampling, generator)))
+    def both(drafting, texts, shape: Shape, *options) -> DraftTrees:
+        tree = draft(drafting, texts, shape, *options)
+        pairs.append((tree, draft(drafting, texts, StaticTree.chain(shape.depth), *options)))
         return tree
 
-
-def test_a_tree_is_never_accepted_less_than_the_chain_that_it_contains(target, answers, untrained):
-    drafter = Spine(untrained(target))
+    monkeypatch.setattr(LevelDrafting, "draft", both)
     better = 0
     for prompt, expected in zip(answers.prompts[:12], answers.continuations, strict=False):
-        drafter.pairs.clear()
-        result = Decoder(target, drafter, STATIC).generate(prompt, NEW_TOKENS)
+        pairs.clear()
+        result = Decoder(target, untrained(target), STATIC).generate(prompt, NEW_TOKENS)
         emitted = 1
-        for (tree, chain), accepted in zip(drafter.pairs, result.accepted, strict=True):
-            here, spine = ROOT, []
-            while here in tree.children:
-                here = tree.children[here][0]
-                spine.append(int(tree.tokens[here]))
-            assert spine == chain.tokens.tolist()
+        for (tree, chain), accepted in zip(pairs, result.accepted, strict=True):
+            parents, here, spine = tree.parents[0].tolist(), ROOT, []
+            while here in parents:
+                here = parents.index(here)
+                spine.append(int(tree.tokens[0, here]))
+            assert spine == chain.tokens[0].tolist()
             right = 0
             while right < len(spine) and spine[right] == expected[emitted + right]:
                 right += 1

@@ -13,12 +13,13 @@ from torch import Tensor
 from specdraft.decoding import rules
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
-from specdraft.decoding.tree import ROOT, DraftTree
+from specdraft.decoding.tree import ROOT, DraftTrees, empty
 from specdraft.errors import UserError
-from tests.chance import REJECTED, goodness_of_fit
+from tests.chance import REJECTED, goodness_of_fit, same_rate
 from tests.decoding.markov import Markov, V
+from tests.decoding.trees import chain_of, plainly, repeat, tree_of, uniform
 
-DRAWS = 2000
+DRAWS = 20000
 CHAIN = StaticTree.chain(2)
 TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0)))
 SHAPES = [CHAIN, TREE]
@@ -53,20 +54,27 @@ def frequencies(texts: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("sampled", [True, False])
-def test_without_tolerance_ears_is_rejection_sampling_draw_for_draw(shape, sampled):
+def test_without_tolerance_ears_is_rejection_sampling_draw_for_draw(shape):
     process = Markov("far", Sampling(1.2, top_p=0.95))
-    draft = process.grown(StaticTree(shape.paths, sampled))
-    strict = process.emit(rules.rejection_sampling, draft, 300)
-    ours = process.emit(rules.Ears(0.0), draft, 300)
+    draft = process.grown(shape)
+    strict = process.emit(rules.rejection_sampling, draft, 3000)
+    ours = process.emit(rules.Ears(0.0), draft, 3000)
     assert torch.equal(strict[0], ours[0])
     assert torch.equal(strict[1], ours[1])
 
 
-def acceptance_rate(rule, tree, p, node=0, steps=1500) -> float:
-    """The acceptance probability of ``node``, by counting."""
-    g = torch.Generator().manual_seed(0)
-    return sum(node in rule(tree, p, g).path for _ in range(steps)) / steps
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_without_tolerance_ears_is_exact_for_chosen_candidates(shape):
+    process = Markov("far", Sampling(1.2, top_p=0.95))
+    texts, _ = process.emit(rules.Ears(0.0), process.grown(StaticTree(shape.paths, sampled=False)), DRAWS)
+    assert min(process.fits(texts)) > REJECTED
+
+
+def fits_rate(rule: rules.Rule, tree: DraftTrees, p: list[list[float]], expected: float, node: int = 0) -> bool:
+    """Whether ``node`` is accepted as often as ``expected``, by counting."""
+    verdict = rule(repeat(tree, DRAWS), torch.tensor(p).expand(DRAWS, -1, -1), uniform(DRAWS, tree))
+    found = sum(node in path for path, _ in plainly(verdict))
+    return same_rate(found, DRAWS, expected) > REJECTED > same_rate(found, DRAWS, abs(expected - 0.04))
 
 
 @pytest.mark.parametrize("tolerance", [0.1, 0.5, 3.0])
@@ -81,30 +89,26 @@ def acceptance_rate(rule, tree, p, node=0, steps=1500) -> float:
 )
 def test_ears_widens_acceptance_where_the_target_is_unsure(tolerance, p, q, token):
     # u - tolerance * (1 - max p) <= p / q.
-    expected = min(1.0, p[token] / q[token] + tolerance * (1 - max(p)))
-    rows = torch.tensor([p, [1 / V] * V])
-    drawn = DraftTree.chain(torch.tensor([token]), torch.tensor([q]))
-    assert acceptance_rate(rules.Ears(tolerance), drawn, rows) == pytest.approx(expected, abs=0.04)
-    chosen = DraftTree.chain(torch.tensor([token]))
-    expected = min(1.0, p[token] + tolerance * (1 - max(p)))
-    assert acceptance_rate(rules.Ears(tolerance), chosen, rows) == pytest.approx(expected, abs=0.04)
+    rows = [p, [1 / V] * V]
+    widened = tolerance * (1 - max(p))
+    drawn, chosen = chain_of([token], torch.tensor([q])), chain_of([token])
+    assert fits_rate(rules.Ears(tolerance), drawn, rows, min(1.0, p[token] / q[token] + widened))
+    assert fits_rate(rules.Ears(tolerance), chosen, rows, min(1.0, p[token] + widened))
 
 
 def test_ears_widens_acceptance_of_siblings_too():
     # The first sibling has no chance; then the residual is p, and the second is accepted with p + tolerance * 0.5.
-    p = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0, 0], [1 / V] * V, [1 / V] * V])
-    tree = DraftTree(torch.tensor([3, 2]), torch.tensor([ROOT, ROOT]))
-    accepted = acceptance_rate(rules.Ears(0.2), tree, p, node=1)
-    assert accepted == pytest.approx((1 - 0.1) * (0.2 + 0.1), abs=0.04)
+    p = [[0.5, 0.3, 0.2, 0.0, 0, 0], [1 / V] * V, [1 / V] * V]
+    assert fits_rate(rules.Ears(0.2), tree_of([3, 2], [ROOT, ROOT]), p, (1 - 0.1) * (0.2 + 0.1), node=1)
 
 
 def test_ears_widens_acceptance_of_sampled_siblings_too():
     # Where p is 0 a draft has the allowance alone, 1.0 * (1 - 0.5), however it was drawn.
-    p = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0, 0], [1 / V] * V, [1 / V] * V])
+    p = [[0.5, 0.3, 0.2, 0.0, 0, 0], [1 / V] * V, [1 / V] * V]
     q = torch.tensor([[0.0, 0.0, 0.0, 1.0, 0, 0], [0.6, 0.0, 0.0, 0.0, 0.4, 0]])
-    tree = DraftTree(torch.tensor([3, 4]), torch.tensor([ROOT, ROOT]), q)
-    assert acceptance_rate(rules.Ears(1.0), tree, p) == pytest.approx(0.5, abs=0.04)
-    assert acceptance_rate(rules.Ears(1.0), tree, p, node=1) == pytest.approx(0.25, abs=0.04)
+    tree = tree_of([3, 4], [ROOT, ROOT], q)
+    assert fits_rate(rules.Ears(1.0), tree, p, 0.5)
+    assert fits_rate(rules.Ears(1.0), tree, p, 0.25, node=1)
 
 
 @pytest.mark.parametrize("kind", ["near", "far", "missing"])
@@ -152,49 +156,58 @@ def row_of(*head: float) -> list[float]:
     ],
 )
 def test_typical_acceptance_by_hand(p, accepted):
-    rows = torch.tensor([p, row_of(0, 0, 0, 0, 0, 1.0)])
-    g = torch.Generator().manual_seed(0)
-    for token in range(V):
-        path, follows = rules.Typical()(DraftTree.chain(torch.tensor([token])), rows, g)
+    rows = torch.tensor([p, row_of(0, 0, 0, 0, 0, 1.0)]).expand(V, 2, V)
+    every = DraftTrees.chains(torch.arange(V)[:, None])
+    for token, (path, follows) in enumerate(plainly(rules.Typical()(every, rows, uniform(V, every)))):
         assert path == ((0,) if token in accepted else ())
         assert follows == V - 1 if path else p[follows] > 0
 
 
 def test_a_token_at_the_threshold_is_not_typical():
-    p = torch.tensor([row_of(0.5, 0.5), row_of(1.0)])
-    tree = DraftTree.chain(torch.tensor([0]))
-    g = torch.Generator().manual_seed(0)
-    assert rules.Typical(epsilon=0.5, delta=1.0)(tree, p, g).path == ()
-    assert rules.Typical(epsilon=0.49, delta=1.0)(tree, p, g).path == (0,)
+    p = torch.tensor([[row_of(0.5, 0.5), row_of(1.0)]])
+    tree = chain_of([0])
+    numbers = uniform(1, tree)
+    assert plainly(rules.Typical(epsilon=0.5, delta=1.0)(tree, p, numbers))[0][0] == ()
+    assert plainly(rules.Typical(epsilon=0.49, delta=1.0)(tree, p, numbers))[0][0] == (0,)
     assert rules.Typical(epsilon=0.5, delta=1.0).divergence(tree, p) == 0  # rejected, and drawn from p
-    assert rules.Typical(epsilon=0.49, delta=1.0).divergence(tree, p) == pytest.approx(0.5)
+    assert rules.Typical(epsilon=0.49, delta=1.0).divergence(tree, p).tolist() == pytest.approx([0.5])
 
 
 def test_the_longest_typical_path_wins_and_the_first_of_equals():
     #      root
     #   0     1     2      2 is not typical
     #   3   4   5   6
-    tree = DraftTree(torch.tensor([0, 1, 5, 5, 0, 1, 0]), torch.tensor([-1, -1, -1, 0, 1, 1, 2]))
-    p = torch.tensor([row_of(0.5, 0.5)] * 8)
-    p[5] = torch.tensor(row_of(0.0, 0.0, 1.0))  # behind node 4
-    p[6] = torch.tensor(row_of(0.0, 0.0, 0.0, 1.0))  # behind node 5
-    g = torch.Generator().manual_seed(0)
-    assert rules.Typical()(tree, p, g) == ((1, 4), 2)
-    tree = DraftTree(torch.tensor([0, 1, 5, 5, 5, 1, 0]), tree.parents)
-    assert rules.Typical()(tree, p, g) == ((1, 5), 3)
-    tree = DraftTree(torch.tensor([5, 1, 5, 5, 5, 5, 0]), tree.parents)
-    assert rules.Typical()(tree, p, g).path == (1,)
-    tree = DraftTree(torch.tensor([5, 5, 5, 0, 1, 1, 0]), tree.parents)  # typical, but nothing leads there
-    assert rules.Typical()(tree, p, g).path == ()
+    parents = [-1, -1, -1, 0, 1, 1, 2]
+    p = torch.tensor([[row_of(0.5, 0.5)] * 8])
+    p[0, 5] = torch.tensor(row_of(0.0, 0.0, 1.0))  # behind node 4
+    p[0, 6] = torch.tensor(row_of(0.0, 0.0, 0.0, 1.0))  # behind node 5
+    trees = [
+        tree_of(tokens, parents)
+        for tokens in (
+            [0, 1, 5, 5, 0, 1, 0],
+            [0, 1, 5, 5, 5, 1, 0],
+            [5, 1, 5, 5, 5, 5, 0],
+            [5, 5, 5, 0, 1, 1, 0],  # typical, but nothing leads there
+        )
+    ]
+    together = DraftTrees.join(trees)
+    found = plainly(rules.Typical()(together, p.expand(4, 8, V), uniform(4, together)))
+    assert found[:2] == [((1, 4), 2), ((1, 5), 3)]
+    assert [path for path, _ in found[2:]] == [(1,), ()]
+    for tree, (path, _) in zip(trees, found, strict=True):
+        assert plainly(rules.Typical()(tree, p, uniform(1, tree)))[0][0] == path
+    there = [True, True, True, True, False, True, True]
+    cut = tree_of([0, 1, 5, 5, 0, 1, 0], parents, alive=there)  # what is no draft is not accepted
+    assert plainly(rules.Typical()(cut, p, uniform(1, cut))) == [((1, 5), 3)]
 
 
 @pytest.mark.parametrize("rule", [rules.Ears(0.3), rules.Typical()], ids=str)
 def test_lossy_rules_without_a_draft_are_plain_sampling(rule):
-    g = torch.Generator().manual_seed(0)
-    p = torch.tensor([[0.1, 0.2, 0.4, 0.0, 0.3, 0.0]])
-    verdicts = [rule(DraftTree.empty(), p, g) for _ in range(1000)]
-    assert {verdict.path for verdict in verdicts} == {()}
-    assert goodness_of_fit(torch.tensor([verdict.next_token for verdict in verdicts]), p[0]) > REJECTED
+    p = torch.tensor([0.1, 0.2, 0.4, 0.0, 0.3, 0.0])
+    nothing = empty(DRAWS, torch.device("cpu"))
+    verdict = rule(nothing, p.expand(DRAWS, 1, V), uniform(DRAWS, nothing))
+    assert verdict.path.shape == (DRAWS, 0) and not verdict.accepted.any()
+    assert goodness_of_fit(verdict.next_token, p) > REJECTED
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan")])
@@ -221,42 +234,53 @@ def test_thresholds_outside_probabilities_are_refused(thresholds):
 @pytest.mark.parametrize("rule", [rules.Ears(0.4), rules.Typical()], ids=str)
 def test_the_divergence_that_is_printed_is_that_of_what_is_emitted(kind, sampled, rule):
     process = Markov(kind, Sampling(1.2))
-    p = process.p[0].expand(2, V)
+    p = process.p[0].expand(1, 2, V)
     if sampled:
-        tree = DraftTree.chain(torch.tensor([0]), process.q[:1])
+        tree = chain_of([0], process.q[:1])
         expected = ears_chain(process, 0.4) if isinstance(rule, rules.Ears) else typical_chain(process, rule)
     else:  # the first token's distribution given the candidate, by counting
-        tree, g = DraftTree.chain(process.q[0].argmax()[None]), torch.Generator().manual_seed(0)
-        verdicts = [rule(tree, p, g) for _ in range(DRAWS)]
-        first = [int(tree.tokens[0]) if verdict.path else verdict.next_token for verdict in verdicts]
-        expected = torch.bincount(torch.tensor(first), minlength=V) / DRAWS
-    noise = 1e-5 if sampled else 0.03
-    assert rule.divergence(tree, p) == pytest.approx(total_variation(expected, process.p[0]), abs=noise)
+        tree = chain_of([int(process.q[0].argmax())])
+        _, accepted, token = rule(repeat(tree, DRAWS), p.expand(DRAWS, -1, -1), uniform(DRAWS, tree))
+        expected = torch.bincount(torch.where(accepted > 0, tree.tokens[:, 0], token), minlength=V) / DRAWS
+    noise = 1e-5 if sampled else 0.01
+    assert rule.divergence(tree, p).tolist() == pytest.approx([total_variation(expected, process.p[0])], abs=noise)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("rule", [rules.Ears(0.4), rules.Typical()], ids=str)
 def test_what_follows_the_first_token_does_not_change_its_divergence(rule, sampled):
     process = Markov("far", Sampling(1.2))
-    tokens, p, q = torch.tensor([0, 3, 1]), process.p[[0, 2, 4, 5]], process.q[[0, 2, 4]]
+    tokens, p, q = [0, 3, 1], process.p[[0, 2, 4, 5]], process.q[[0, 2, 4]]
     assert not torch.equal(p[0], p[1]) and not torch.equal(q[0], q[1])
-    alone = DraftTree.chain(tokens[:1], q[:1] if sampled else None)
-    longer = DraftTree.chain(tokens, q if sampled else None)
-    assert rule.divergence(longer, p) == rule.divergence(alone, p[:2]) > 0
+    alone = chain_of(tokens[:1], q[:1] if sampled else None)
+    longer = chain_of(tokens, q if sampled else None)
+    assert rule.divergence(longer, p[None]) == rule.divergence(alone, p[None, :2]) > 0
 
 
 def test_a_draft_drawn_from_the_target_itself_diverges_by_nothing():
     p = Markov("far", Sampling(1.2)).p[:2].clone()
     p[0, 3:] = 0.0  # what neither says
     p[0] /= p[0].sum()
-    assert rules.Ears(0.4).divergence(DraftTree.chain(torch.tensor([0]), p[:1]), p) == pytest.approx(0, abs=1e-6)
+    assert rules.Ears(0.4).divergence(chain_of([0], p[:1]), p[None]).tolist() == pytest.approx([0], abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", [rules.Ears(0.4), rules.Typical()], ids=str)
+def test_requests_diverge_each_on_its_own_and_not_without_a_draft(rule):
+    process = Markov("far", Sampling(1.2))
+    trees = [chain_of([0, 3], process.q[[0, 1]]), empty(1, torch.device("cpu")), chain_of([2], process.q[:1])]
+    p = process.p[:3].expand(3, 3, V)
+    alone = [rule.divergence(tree, p[:1, : tree.num_nodes + 1]).item() for tree in trees]
+    assert alone[0] > 0 == alone[1]
+    assert rule.divergence(DraftTrees.join(trees), p).tolist() == alone
+    cut = repeat(trees[0], 2).truncate(torch.tensor([0, 1]))  # at the context's end
+    assert rule.divergence(cut, p[:2]).tolist() == [0, alone[0]]
 
 
 def test_divergence_is_known_for_chains_only():
-    p = torch.full((3, V), 1 / V)
-    assert rules.Typical().divergence(DraftTree.empty(), p[:1]) == 0
+    p = torch.full((1, 3, V), 1 / V)
+    assert rules.Typical().divergence(empty(1, torch.device("cpu")), p[:, :1]) == 0
     with pytest.raises(ValueError, match="chains only"):
-        rules.Typical().divergence(DraftTree(torch.tensor([1, 2]), torch.tensor([ROOT, ROOT])), p)
+        rules.Typical().divergence(tree_of([1, 2], [ROOT, ROOT]), p)
     assert (
         "lossy" in rules.describe(rules.Typical()) and rules.describe(rules.rejection_sampling) == "rejection sampling"
     )

@@ -63,9 +63,9 @@ def test_rounds_of_few_tokens_take_what_was_measured_and_prompts_all(monkeypatch
     seen = []
     step = target.step
 
-    def watched(ids, *args):
-        seen.append((ids.numel(), torch.get_num_threads()))
-        return step(ids, *args)
+    def watched(reading, *args):
+        seen.append((reading.ids.numel(), torch.get_num_threads()))
+        return step(reading, *args)
 
     monkeypatch.setattr(target, "step", watched)
     Decoder(target).generate_batch(random_prompts(2, (9,)), 4, 2)

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.rules import Verdict
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
 from specdraft.decoding.trace import ACCEPTED, CORRECTED, OWN, REJECTED, Round, Trace, segments
-from specdraft.decoding.tree import ROOT, DraftTree
+from specdraft.decoding.tree import ROOT, DraftTrees, empty
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
+from tests.decoding.trees import chain_of, tree_of
 from tests.fakes import tiny_llama
 
 
@@ -19,11 +19,22 @@ def test_a_tree_shows_the_accepted_path_and_where_it_would_have_gone():
     #      ROOT -> 10 -> 12        node 1 (token 11) is the second choice; its first child is node 3 (13), then 5 (15)
     #           -> 11 -> 13 -> 15
     #                 -> 14
-    tree = DraftTree(torch.tensor([10, 11, 12, 13, 14, 15]), torch.tensor([ROOT, ROOT, 0, 1, 1, 3]))
-    assert Round.of(tree, Verdict((1,), 99)) == Round([11, 13, 15], 1, 99)
-    assert Round.of(tree, Verdict((1, 4), 99)) == Round([11, 14], 2, 99)
-    assert Round.of(tree, Verdict((), 99)) == Round([10, 12], 0, 99)
-    assert Round.of(DraftTree.empty(), Verdict((), 7)) == Round([], 0, 7)
+    tree = tree_of(range(10, 16), [ROOT, ROOT, 0, 1, 1, 3])
+    assert Round.of(tree, 0, [1], 99) == Round([11, 13, 15], 1, 99)
+    assert Round.of(tree, 0, [1, 4], 99) == Round([11, 14], 2, 99)
+    assert Round.of(tree, 0, [], 99) == Round([10, 12], 0, 99)
+    assert Round.of(empty(1, torch.device("cpu")), 0, [], 7) == Round([], 0, 7)
+
+
+def test_a_round_is_of_one_request_and_shows_its_drafts_alone():
+    trees = DraftTrees.join([chain_of([5, 6, 7]), tree_of([8, 9], [ROOT, ROOT]), empty(1, torch.device("cpu"))])
+    assert Round.of(trees, 0, [0], 99) == Round([5, 6, 7], 1, 99)
+    assert Round.of(trees, 1, [1], 99) == Round([9], 1, 99)
+    assert Round.of(trees, 1, [], 99) == Round([8], 0, 99)
+    assert Round.of(trees, 2, [], 99) == Round([], 0, 99)
+    cut = trees.truncate(torch.tensor([2, 0, 5]))
+    assert Round.of(cut, 0, [0], 99) == Round([5, 6], 1, 99)
+    assert Round.of(cut, 1, [], 99) == Round([], 0, 99)
 
 
 @pytest.mark.parametrize("shape", [3, StaticTree(((0,), (1,), (0, 0), (1, 0)))])

@@ -1,25 +1,21 @@
-"""Independent drafts: training and decoding are the same function, starts hold what they promise, adapters merge."""
+"""Independent drafts: training and decoding are the same function, starts hold what they promise."""
 
 import copy
 
 import pytest
 import torch
-import transformers
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
-from specdraft.drafters import draft_model
-from specdraft.drafters import draft_tree_builder as growth
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
-from specdraft.training.schedule import OptimizerSettings
-from tests.drafters.drafts import CLOSE, LORA, PROMPT, draft_for, features_of, logits_of, noisy, start_from, whole
-from tests.drafters.growing import replace_growth
+from tests.drafters.alone import Alone
+from tests.drafters.drafts import CLOSE, LORA, PROMPT, draft_for, features_of, logits_of, noisy, whole
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 from tests.families import FAMILIES, V
 
@@ -40,26 +36,9 @@ def training_logits(draft, batch, target, monkeypatch) -> torch.Tensor:
     return seen[0]
 
 
-def recorded(monkeypatch) -> list[tuple[growth.Level | None, torch.Tensor]]:
-    """What drafting reads: (level, logits behind it), with None for the emitted text."""
-    seen = []
-
-    def spy(logits, expand, *rest):
-        def noted(level):
-            out = expand(level)
-            seen.append((level, out))
-            return out
-
-        seen.append((None, logits))
-        return growth.grow(logits, noted, *rest)
-
-    replace_growth(monkeypatch, draft_model, spy)
-    return seen
-
-
-def begun(draft, tokens, max_length=64):
-    state = draft.start(tokens[0], max_length)
-    draft.advance(state, torch.tensor(tokens[1:]), None)
+def begun(draft, tokens):
+    state = Alone(draft, tokens[0])
+    state.advance(torch.tensor(tokens[1:]))
     return state
 
 
@@ -68,15 +47,13 @@ def test_training_logits_equal_decoding_logits(name, monkeypatch):
     """In rounds that accept nothing, some, or all of a draft, whose last token no draft has read."""
     target = Target.from_model(FAMILIES[name].build())
     draft = draft_for(target, copy_layers=[1, 2])
-    seen = recorded(monkeypatch)
     text, decoded = list(PROMPT), []
-    state = begun(draft, text, max_length=4)  # the cache grows
+    state = begun(draft, text)
     for accepted in (4, 0, 2, 4, 4, 1):
-        seen.clear()
-        tree = draft.draft(state, StaticTree.chain(4), Sampling(), None)
-        decoded += [(len(text) - 1 + depth, logits[0]) for depth, (_, logits) in enumerate(seen[: accepted + 1])]
-        emitted = [*tree.tokens[:accepted].tolist(), len(text) % V]
-        draft.advance(state, torch.tensor(emitted), None)
+        tree = state.draft(StaticTree.chain(4))
+        decoded += [(len(text) - 1 + depth, z.flatten()) for depth, (_, z) in enumerate(state.read[: accepted + 1])]
+        emitted = [*tree.tokens[0, :accepted].tolist(), len(text) % V]
+        state.advance(torch.tensor(emitted))
         text += emitted
     trained = training_logits(draft, whole(text), target, monkeypatch)
     assert len(trained) == len(text) - 1 and len(decoded) == 4 + 1 + 3 + 4 + 4 + 2
@@ -89,12 +66,13 @@ def test_training_logits_equal_decoding_logits(name, monkeypatch):
 def test_a_node_of_a_tree_is_read_like_its_path(name, shape, monkeypatch):
     target = Target.from_model(FAMILIES[name].build())
     draft = draft_for(target, copy_layers=2)
-    seen = recorded(monkeypatch)
-    draft.draft(begun(draft, PROMPT), shape, Sampling(), None)
+    state = begun(draft, PROMPT)
+    state.draft(shape)
     above, checked = [[]], 0
-    for level, logits in seen[1:]:
-        above = [[*above[parent], token] for parent, token in zip(level.parents, level.tokens.tolist(), strict=True)]
-        for path, row in zip(above, logits, strict=True):
+    for level, logits in state.read[1:]:
+        nodes = zip(level.parents[0].tolist(), level.tokens[0].tolist(), strict=True)
+        above = [[*above[parent], token] for parent, token in nodes]
+        for path, row in zip(above, logits[0], strict=True):
             trained = training_logits(draft, whole([*PROMPT, *path, 0]), target, monkeypatch)
             torch.testing.assert_close(row, trained[-1], **CLOSE)
             checked += 1
@@ -102,21 +80,22 @@ def test_a_node_of_a_tree_is_read_like_its_path(name, shape, monkeypatch):
 
 
 def test_drafting_leaves_the_state_as_it_was(target):
-    draft = draft_for(target)
-    state = begun(draft, PROMPT)
-    first = draft.draft(state, DynamicTree(3, 3, 8), Sampling(), None)
-    assert state.text == PROMPT and state.cache.length == len(PROMPT)
-    again = draft.draft(state, DynamicTree(3, 3, 8), Sampling(), None)
+    state = begun(draft_for(target), PROMPT)
+    cache, last = state.drafting.cache, state.drafting.last.clone()
+    held = [part[:, :, : len(PROMPT)].clone() for layer in cache.layers for part in (layer.keys, layer.values)]
+    first, again = (state.draft(DynamicTree(3, 3, 8)) for _ in range(2))
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.parents, again.parents)
+    after = [part[:, :, : len(PROMPT)] for layer in cache.layers for part in (layer.keys, layer.values)]
+    assert all(map(torch.equal, held, after)) and torch.equal(state.drafting.last, last)
 
 
-def test_a_sampled_draft_tells_the_distribution_that_it_came_from(target, monkeypatch):
-    draft = draft_for(target)
-    seen = recorded(monkeypatch)
+def test_a_sampled_draft_tells_the_distribution_that_it_came_from(target):
+    state = begun(draft_for(target), PROMPT)
     sampling = Sampling(temperature=1.5, top_k=5)
-    tree = draft.draft(begun(draft, PROMPT), StaticTree.chain(3), sampling, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(tree.q, sampling.probabilities(torch.cat([logits for _, logits in seen])))
-    assert (tree.q[torch.arange(3), tree.tokens] > 0).all()
+    tree = state.draft(StaticTree.chain(3), sampling)
+    read = torch.stack([logits.flatten() for _, logits in state.read])
+    torch.testing.assert_close(tree.q[0], sampling.probabilities(read))
+    assert (tree.q[0, torch.arange(3), tree.tokens[0]] > 0).all()
 
 
 # --- the loss --------------------------------------------------------------------------------------------------------
@@ -194,88 +173,6 @@ def test_divergences(target, packed, divergence):
         torch.testing.assert_close(result.loss, 1 - metrics["step_0/alpha_sum"] / rows, **CLOSE)
     result.loss.backward()
     assert all(p.grad.abs().sum() > 0 for p in draft.parameters())
-
-
-# --- adapters --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def adapted(sibling, small) -> DraftModel:
-    """A sibling with trained adapters, in fp64."""
-    draft = start_from(sibling(), small, lora=LORA).double()
-    g = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.2 * torch.randn(parameter.shape, generator=g, dtype=torch.float64))
-    return draft
-
-
-def test_only_adapters_train(sibling, small):
-    draft = start_from(sibling(), small, lora=LORA).double()
-    plain = start_from(sibling(), small).double()
-    torch.testing.assert_close(logits_of(draft), logits_of(plain))  # as adapters begin
-    names = {name for name, parameter in draft.named_parameters() if parameter.requires_grad}
-    assert len(names) == 3 * 2 * 2 and all(".lora_" in name for name in names)
-    batch = whole(random_prompts(1, [12])[0])
-    before = {name: parameter.detach().clone() for name, parameter in draft.named_parameters()}
-    optimizer = OptimizerSettings(learning_rate=0.1).build(draft)
-    for _ in range(2):  # an adapter's first matrix moves once its second is no longer zero
-        draft.training_loss(batch, features_of(small, batch), small).loss.backward()
-        optimizer.step()
-    for name, parameter in draft.named_parameters():
-        assert torch.equal(before[name], parameter) == (name not in names)
-    batch.loss_mask.zero_()
-    optimizer.zero_grad()
-    draft.training_loss(batch, features_of(small, batch), small).loss.backward()
-    assert all((parameter.grad == 0).all() for parameter in draft.parameters() if parameter.requires_grad)
-
-
-def test_adapters_merge_to_the_same_logits(adapted, sibling, small):
-    served = adapted.served()
-    torch.testing.assert_close(logits_of(served), logits_of(adapted), rtol=1e-9, atol=1e-9)
-    assert (logits_of(adapted) - logits_of(start_from(sibling(), small).double())).abs().max() > 0.1
-    assert served.config()["lora"] is None and not any("lora" in name for name in served.state_dict())
-    assert served.served() is served and adapted.config()["lora"] == LORA, "the trained module keeps its adapters"
-
-
-def test_a_module_with_adapters_resumes_from_its_state(adapted):
-    again = DraftModel(**adapted.config()).double()
-    again.load_state_dict(adapted.state_dict())
-    assert torch.equal(logits_of(again), logits_of(adapted))
-    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    assert {name for name, parameter in again.named_parameters() if parameter.requires_grad} == trained
-
-
-def test_what_is_saved_needs_no_sibling(adapted, small, tmp_path):
-    save_drafter(adapted.served(), tmp_path / "drafter", small.identity)
-    loaded, _ = load_drafter(tmp_path / "drafter")
-    torch.testing.assert_close(logits_of(loaded).double(), logits_of(adapted), rtol=1e-4, atol=1e-4)
-
-
-def test_the_exported_model_is_plain(adapted, tmp_path):
-    exported = adapted.export_model()
-    assert type(exported) is transformers.LlamaForCausalLM and type(exported.lm_head) is torch.nn.Linear
-    exported.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    ids = torch.tensor(random_prompts(1, [12]))
-    torch.testing.assert_close(loaded(ids).logits[0], logits_of(adapted)[0], rtol=1e-9, atol=1e-9)
-    ours = {parameter.data_ptr() for parameter in adapted.parameters()}
-    assert ours.isdisjoint(parameter.data_ptr() for parameter in exported.parameters())
-
-
-@pytest.mark.parametrize(
-    ("lora", "message"),
-    [
-        ({"rank": 3}, "peft refuses model.drafter.lora"),
-        ({"target_modules": ["no_such"]}, "peft refuses model.drafter.lora"),
-        ({"target_modules": ["lm_head"]}, "adapts the LM head"),
-    ],
-    ids=str,
-)
-def test_bad_adapters_are_refused(sibling, small, lora, message):
-    with pytest.raises(UserError, match=message):
-        start_from(sibling(), small, lora=lora)
 
 
 # --- checkpoints and refusals ----------------------------------------------------------------------------------------

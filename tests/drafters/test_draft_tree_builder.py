@@ -7,65 +7,14 @@ import torch
 from torch import Tensor
 
 from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.shapes import DynamicTree, StaticTree
-from specdraft.decoding.tree import ROOT, DraftTree
-from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow, grow_batch
+from specdraft.decoding.shapes import DynamicTree, ForcedPath, StaticTree
+from specdraft.decoding.tree import ROOT
+from specdraft.drafters.draft_tree_builder import Vocabulary, grow
 from tests.chance import REJECTED, goodness_of_fit
+from tests.drafters.tables import Path, Table, V, chance, children_of, draft_all, nodes_of, paths_of
 
-V = 5
 BUSHY = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)))
 SHAPES = [StaticTree.chain(1), StaticTree.chain(4), BUSHY, DynamicTree(1, 3, 9), DynamicTree(4, 3, 11)]
-
-Path = tuple[int, ...]
-
-
-class Table:
-    """A drafter whose logits behind a path of draft ids are drawn once and for all.
-
-    It finds out for itself, from ``parents`` and from ``seen``, which path every node that it reads ends; both must
-    tell the same.
-    """
-
-    def __init__(self, seed: int = 0, size: int = V, ids: Tensor | None = None, spread: float = 1.5) -> None:
-        self.seed, self.size, self.ids, self.spread = seed, size, ids, spread
-        self.vocabulary = Vocabulary(V if ids is None else int(ids.max()) + 3, ids)
-
-    def logits(self, path: Path) -> Tensor:
-        """``[Vd]`` behind a path of target ids."""
-        number = self.seed
-        for token in path:
-            number = number * 31 + token + 1
-        g = torch.Generator().manual_seed(number)
-        return self.spread * torch.randn(self.size, generator=g)
-
-    def draft(self, shape, sampling=Sampling(), generator=None) -> DraftTree:  # noqa: B008
-        self.read: list[Path] = []  # of every node read, in order
-        self.depths: list[int] = []
-        self.level: list[Path] = [()]
-        return grow(self.logits(())[None], self.expand, shape, sampling, generator, self.vocabulary)
-
-    def expand(self, level: Level) -> Tensor:
-        above = [self.level[row] for row in level.parents.tolist()]
-        self.level = [(*path, token) for path, token in zip(above, level.tokens.tolist(), strict=True)]
-        self.read += self.level
-        self.depths.append(level.depth)
-        for row, path in enumerate(self.level):
-            assert len(path) == level.depth
-            if level.seen is None:
-                assert len(self.level) == 1
-            else:
-                assert level.seen.shape == (len(self.level), len(self.read))
-                ancestors = [self.read[node] for node in level.seen[row].nonzero()[:, 0].tolist()]
-                assert ancestors == [path[:depth] for depth in range(1, len(path) + 1)]
-        return torch.stack([self.logits(path) for path in self.level])
-
-
-def paths_of(tree: DraftTree) -> list[Path]:
-    """The tokens from the first level down to every node."""
-    paths: list[Path] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parent_list, strict=True):
-        paths.append((*(() if parent == ROOT else paths[parent]), token))
-    return paths
 
 
 def ranked(logits: Tensor) -> list[int]:
@@ -93,6 +42,7 @@ def test_greedy_static_drafts_hold_the_best_tokens(shape, seed):
     # Leaves are not read: of every level only what has children.
     inner = {path[:-1] for path in shape.paths} - {()}
     assert len(table.read) == len(inner)
+    assert (tree.depth, tree.width) == (shape.depth, shape.width)
     assert table.depths == list(range(1, shape.depth))
 
 
@@ -118,20 +68,18 @@ def without_replacement(p: Tensor, siblings: list[int]) -> list[Tensor]:
 @pytest.mark.parametrize("shape", [StaticTree.chain(3), BUSHY], ids=str)
 def test_sampled_drafts_know_what_they_were_drawn_from(shape, sampling):
     table = Table(1)
-    g = torch.Generator().manual_seed(0)
-    seen = set()
-    for _ in range(30):
-        tree = table.draft(shape, sampling, g)
-        paths = paths_of(tree)
-        seen.add(tuple(paths))
-        assert len(set(paths)) == len(paths)  # siblings differ
-        for parent, below in tree.children.items():
-            above = () if parent == ROOT else paths[parent]
-            p = sampling.probabilities(table.logits(above))
-            rows = without_replacement(p, [int(tree.tokens[child]) for child in below])
-            torch.testing.assert_close(tree.q[below].double(), torch.stack(rows), rtol=1e-5, atol=1e-7)
-            assert (tree.q[below, tree.tokens[below]] > 0).all()
-    assert len(seen) > 10
+    trees = table.drafts(shape, sampling, chance(30))
+    assert (trees.depth, trees.width, trees.num_nodes) == (shape.depth, shape.width, shape.num_nodes)
+    assert trees.q.isfinite().all()
+    for row in range(30):
+        paths = nodes_of(trees, row)
+        assert len(set(paths.values())) == len(paths)  # siblings differ
+        for parent, below in children_of(trees, row).items():
+            p = sampling.probabilities(table.logits(() if parent == ROOT else paths[parent]))
+            rows = without_replacement(p, trees.tokens[row, below].tolist())
+            torch.testing.assert_close(trees.q[row, below].double(), torch.stack(rows), rtol=1e-5, atol=1e-7)
+            assert (trees.q[row, below, trees.tokens[row, below]] > 0).all()
+    assert len({tuple(paths_of(trees, row)) for row in range(30)}) > 10
 
 
 def test_siblings_are_distributed_as_successive_draws():
@@ -141,39 +89,59 @@ def test_siblings_are_distributed_as_successive_draws():
     for a, b, c in product(range(V), repeat=3):
         if len({a, b, c}) == 3:
             exact[a, b, c] = p[a] * p[b] / (1 - p[a]) * p[c] / (1 - p[a] - p[b])
-    g = torch.Generator().manual_seed(0)
-    drawn = torch.stack([table.draft(StaticTree(((0,), (1,), (2,))), sampling, g).tokens for _ in range(4000)])
+    drawn = table.drafts(StaticTree(((0,), (1,), (2,))), sampling, chance(20000)).tokens
     flat = drawn @ torch.tensor([V * V, V, 1])
     assert goodness_of_fit(flat, exact) > REJECTED
     assert goodness_of_fit(drawn.flip(1) @ torch.tensor([V * V, V, 1]), exact) < REJECTED / 1000  # the order matters
 
 
+def test_all_nodes_of_a_tree_are_drawn_independently():
+    """Two siblings and a child of each, and the same again for neighboring requests: no draw is used twice."""
+    follow = torch.randn(V, V, generator=torch.Generator().manual_seed(1))
+    shape, p = StaticTree(((0,), (1,), (0, 0), (1, 0))), follow.double().softmax(-1)
+    first = follow[0].expand(60000, -1)
+    trees = grow(first, lambda level: follow[level.tokens], shape, Sampling(1.0), chance(60000), Vocabulary(V))
+    exact = torch.zeros((V,) * 4, dtype=torch.float64)
+    for a, b in product(range(V), repeat=2):
+        if a != b:
+            exact[a, b] = p[0, a] * p[0, b] / (1 - p[0, a]) * p[a][:, None] * p[b]
+    assert trees.parents.tolist()[0] == [ROOT, ROOT, 0, 1]
+    assert goodness_of_fit(trees.tokens @ torch.tensor([V**3, V**2, V, 1]), exact) > REJECTED
+    pairs = trees.tokens[:-1, 0] * V + trees.tokens[1:, 0]
+    assert goodness_of_fit(pairs, p[0][:, None] * p[0]) > REJECTED
+
+
 @pytest.mark.parametrize("sampling", [Sampling(1.0, top_k=2), Sampling(0.2, top_p=0.5)], ids=str)
 def test_few_tokens_leave_fewer_children(sampling):
     # How many is told by the distribution alone, and a node that is missing has no children.
-    g = torch.Generator().manual_seed(0)
+    fewer = 0
     for seed in range(10):
         table = Table(seed)
-        tree = table.draft(BUSHY, sampling, g)
-        paths = paths_of(tree)
-        ranks: dict[Path, Path] = {(): ()}  # the shape's path of every node drafted
-        for parent in [ROOT, *range(len(tree))]:
-            above = () if parent == ROOT else paths[parent]
-            here = ranks[above]
-            wanted = sum(path[:-1] == here for path in BUSHY.paths)
-            possible = int((sampling.probabilities(table.logits(above)) > 0).sum())
-            below = tree.children.get(parent, [])
-            assert len(below) == min(wanted, possible)
-            ranks |= {paths[child]: (*here, rank) for rank, child in enumerate(below)}
+        trees = table.drafts(BUSHY, sampling, chance(5))
+        assert trees.q.isfinite().all()
+        for row in range(5):
+            paths, children = nodes_of(trees, row), children_of(trees, row)
+            ranks: dict[Path, Path] = {(): ()}  # the shape's path of every node drafted
+            for parent in [ROOT, *paths]:
+                above = () if parent == ROOT else paths[parent]
+                here = ranks[above]
+                wanted = sum(path[:-1] == here for path in BUSHY.paths)
+                possible = int((sampling.probabilities(table.logits(above)) > 0).sum())
+                below = children.get(parent, [])
+                assert len(below) == min(wanted, possible)
+                fewer += possible < wanted
+                ranks |= {paths[child]: (*here, rank) for rank, child in enumerate(below)}
+    assert fewer
 
 
 def test_more_ranks_than_tokens_are_no_error():
     wide = StaticTree((*((rank,) for rank in range(V + 3)), (0, 0), (V + 1, 0)))
     for sampling in (Sampling(), Sampling(1.0)):
-        tree = Table().draft(wide, sampling, torch.Generator().manual_seed(0))
-        assert sorted(tree.tokens[:V].tolist()) == list(range(V))
-        assert tree.parent_list == [ROOT] * V + [0]
-    assert len(Table().draft(DynamicTree(2, V + 3, 100))) == V + V * V
+        trees = Table().draft(wide, sampling)
+        paths = paths_of(trees)
+        assert sorted(paths[:V]) == [(token,) for token in range(V)]
+        assert len(paths) == V + 1 and paths[V][:1] == paths[0]
+    assert len(paths_of(Table().draft(DynamicTree(2, V + 3, 100)))) == V + V * V
 
 
 def eagle2(table: Table, shape: DynamicTree) -> dict[Path, float]:
@@ -200,12 +168,14 @@ def eagle2(table: Table, shape: DynamicTree) -> dict[Path, float]:
 )
 def test_dynamic_trees_are_those_of_eagle2(shape, seed):
     table = Table(seed)
-    tree = table.draft(shape, Sampling(1.0), torch.Generator())
+    tree = table.draft(shape, Sampling(1.0))
     assert tree.q is None  # chosen, not sampled
-    paths = paths_of(tree)
-    assert sorted(paths) == sorted(eagle2(table, shape))
+    paths = nodes_of(tree)
+    assert sorted(paths.values()) == sorted(eagle2(table, shape))
     assert table.depths == list(range(1, shape.depth))
-    for parent, below in tree.children.items():  # the likelier sibling is tried first
+    children = children_of(tree)
+    assert max(map(len, children.values())) <= tree.width and max(map(len, paths.values())) <= tree.depth
+    for parent, below in children.items():  # the likelier sibling is tried first
         above = () if parent == ROOT else paths[parent]
         order = ranked(table.logits(above))
         places = [order.index(paths[child][-1]) for child in below]
@@ -219,12 +189,11 @@ def test_dynamic_trees_hold_together_where_everything_ties(top_k, num_nodes):
     for spread in (0.0, 1e4):
         table = Table(seed=4, spread=spread)
         tree = table.draft(DynamicTree(5, top_k, num_nodes))
-        assert len(tree) == (min(num_nodes, 5) if top_k == 1 else num_nodes)
-        assert all(parent < node for node, parent in enumerate(tree.parent_list))
-        assert len(set(paths_of(tree))) == len(tree)
+        paths = paths_of(tree)
+        assert len(set(paths)) == len(paths) == tree.num_nodes == (min(num_nodes, 5) if top_k == 1 else num_nodes)
+        assert all(parent < node for node, parent in enumerate(tree.parents[0].tolist()))
         if spread and num_nodes <= 5:  # the certain path comes before anything else
-            assert tree.is_chain
-            assert paths_of(tree) == best_static(table, StaticTree.chain(num_nodes))
+            assert paths == best_static(table, StaticTree.chain(num_nodes))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -232,49 +201,65 @@ def test_dynamic_trees_hold_together_where_everything_ties(top_k, num_nodes):
 def test_draft_ids_become_target_ids(shape, sampling):
     ids = torch.tensor([1, 4, 5, 11])
     table = Table(seed=5, size=len(ids), ids=ids)
-    tree = table.draft(shape, sampling, torch.Generator().manual_seed(0))
-    assert set(tree.tokens.tolist()) <= set(ids.tolist())
+    tree = table.draft(shape, sampling)
+    assert set(tree.tokens.flatten().tolist()) <= set(ids.tolist())
     if isinstance(shape, DynamicTree):
         assert sorted(paths_of(tree)) == sorted(eagle2(table, shape))
     elif sampling.greedy:
         assert paths_of(tree) == best_static(table, shape)
     else:
-        assert tree.q.shape == (len(tree), table.vocabulary.size)
+        assert tree.q.shape == (1, tree.num_nodes, table.vocabulary.size)
         outside = [token for token in range(table.vocabulary.size) if token not in ids.tolist()]
-        assert not tree.q[:, outside].any()
+        assert not tree.q[..., outside].any()
         first = sampling.probabilities(table.logits(()))
-        torch.testing.assert_close(tree.q[0, ids], first)
-        torch.testing.assert_close(tree.q.sum(-1), torch.ones(len(tree)))
-        assert (tree.q.gather(1, tree.tokens[:, None]) > 0).all()
+        torch.testing.assert_close(tree.q[0, 0, ids], first)
+        torch.testing.assert_close(tree.q.sum(-1), torch.ones(1, tree.num_nodes))
+        assert (tree.q.gather(2, tree.tokens[..., None]) > 0).all()
 
 
 def test_a_seed_repeats_its_draft():
     table = Table(6)
-    drafts = [paths_of(table.draft(BUSHY, Sampling(1.0), torch.Generator().manual_seed(seed))) for seed in (1, 2, 1)]
+    drafts = [paths_of(table.draft(BUSHY, Sampling(1.0), seed)) for seed in (1, 2, 1)]
     assert drafts[0] == drafts[2]
     assert drafts[0] != drafts[1]
 
 
-def test_drafts_of_a_batch_are_those_of_each_request():
-    """Requests of different shapes end at different levels, and each reads its own logits."""
-    shapes, tables = [*SHAPES, StaticTree.chain(2)], [Table(seed) for seed in range(1, len(SHAPES) + 2)]
-    alone = [table.draft(shape) for table, shape in zip(tables, shapes, strict=True)]
-    for table in tables:
-        table.read, table.depths, table.level = [], [], [()]
-    first = torch.stack([table.logits(()) for table in tables])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, top_k=2)], ids=str)
+def test_drafts_of_a_batch_are_those_of_each_request(sampling, shape):
+    """Each reads its own logits, and draws its own tokens."""
+    tables = [Table(seed) for seed in range(1, 6)]
+    together = draft_all(tables, shape, sampling, chance(5))
+    depths = [table.depths for table in tables]
+    for row, table in enumerate(tables):
+        alone = table.drafts(shape, sampling, chance(5).of(row))
+        assert paths_of(together, row) == paths_of(alone) and table.depths == depths[row]
+        assert torch.equal(together.parents[row], alone.parents[0])
+        if alone.q is not None:
+            assert torch.equal(together.q[row], alone.q[0])
+    assert len({tuple(paths_of(together, row)) for row in range(5)}) > 1
 
-    def expand(levels):
-        return [tables[number].expand(level) for number, level in levels.items()]
 
-    together = grow_batch(first, expand, shapes, Sampling(), [None] * len(shapes), Vocabulary(V))
-    for one, other in zip(together, alone, strict=True):
-        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.parents, other.parents)
-
-
-def test_a_level_whose_nodes_were_never_drawn_ends_the_draft():
+def test_a_node_without_a_second_draw_takes_all_below_it_along():
     """Of one likely token there is no second draw, so nothing is left to follow it."""
     table = Table()
     shape = StaticTree(((0,), (1,), (1, 0), (1, 0, 0)))
-    tree = table.draft(shape, Sampling(1.0, top_k=1), torch.Generator().manual_seed(0))
-    assert tree.tokens.tolist() == ranked(table.logits(()))[:1] and tree.parent_list == [ROOT]
-    assert table.depths == []
+    tree = table.draft(shape, Sampling(1.0, top_k=1))
+    assert paths_of(tree) == [(ranked(table.logits(()))[0],)] and tree.q.isfinite().all()
+
+
+@pytest.mark.parametrize("ids", [None, torch.tensor([1, 4, 5, 11])], ids=["whole", "pruned"])
+def test_along_a_forced_path_the_best_of_every_level_are_named(ids):
+    size = V if ids is None else len(ids)
+    tables = [Table(seed, size, ids) for seed in (3, 4)]
+    known = torch.arange(V) if ids is None else ids
+    path = known[torch.tensor([[0, 1, 3], [2, 2, 0]])]
+    trees = draft_all(tables, ForcedPath(path, 3), Sampling(), chance(2))
+    for row, table in enumerate(tables):
+        levels = [table.logits(tuple(path[row, :depth].tolist())) for depth in range(3)]
+        expected = [[int(known[token]) for token in ranked(logits)[:3]] for logits in levels]
+        assert trees.tokens[row].unflatten(0, (3, 3)).tolist() == expected
+        assert table.depths == [1, 2]
+    assert trees.q is None and trees.alive is None
+    wide = draft_all(tables, ForcedPath(path, 99), Sampling(), chance(2))
+    assert wide.tokens.shape == (2, 3 * size)

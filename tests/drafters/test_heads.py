@@ -6,17 +6,15 @@ import torch
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
-from specdraft.drafters import draft_tree_builder as growth
 from specdraft.drafters import heads
 from specdraft.drafters.alignment import align
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
-from specdraft.drafters.draft_tree_builder import Level
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
-from tests.drafters.growing import replace_growth
+from tests.drafters.alone import Alone
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 
 HEADS = 4
@@ -53,26 +51,11 @@ def training_logits(drafter, batch, monkeypatch):
     return seen
 
 
-def logits_along(drafter, state, path, monkeypatch):
-    """The logits ``[len(path) + 1, Vd]`` of a draft that is made to follow ``path``."""
-    seen = []
-
-    def follow(logits, expand, *_):
-        seen.append(logits)
-        for depth, token in enumerate(path, start=1):
-            seen.append(expand(Level(torch.tensor([token]), torch.tensor([0]), depth, None)))
-
-    with monkeypatch.context() as patch:
-        replace_growth(patch, heads, follow)
-        drafter.draft(state, StaticTree.chain(len(path) + 1), Sampling(), None)
-    return torch.cat(seen)
-
-
 def state_after(drafter, batch, length=9):
     ids = batch.input_ids[:1, : length + 1]
     features = drafter.target.features(ids[:, :-1], batch.position_ids[:1, :length], ())
-    state = drafter.start(int(ids[0, 0]), 32)
-    drafter.advance(state, ids[0, 1:], features)
+    state = Alone(drafter, int(ids[0, 0]))
+    state.advance(ids[0, 1:], features)
     return state
 
 
@@ -85,11 +68,11 @@ def test_training_logits_equal_decoding_logits(kind, options, target, packed, mo
     checked = 0
     for row in aligned.supervised[0].tolist():
         first = int(aligned.starts[row])
-        state = drafter.start(int(aligned.tokens[first]), 64)
+        state = Alone(drafter, int(aligned.tokens[first]))
         known = Features(*(part.flatten(0, 1)[None, first : row + 1] for part in features))
-        drafter.advance(state, aligned.tokens[first + 1 : row + 2], known)
+        state.advance(aligned.tokens[first + 1 : row + 2], known)
         path = aligned.tokens[row + 2 : row + 1 + HEADS].tolist()
-        for head, decoded in enumerate(logits_along(drafter, state, path, monkeypatch)):
+        for head, decoded in enumerate(state.along(path)):
             place = (aligned.supervised[head] == row).nonzero()[:, 0]
             if len(place):
                 torch.testing.assert_close(decoded, trained[head][place[0]], rtol=1e-10, atol=1e-10)
@@ -137,52 +120,41 @@ def test_what_a_configuration_leaves_out():
 
 @both
 @pytest.mark.parametrize("shape", [TREE, DynamicTree(HEADS, 3, 12)], ids=str)
-def test_every_node_of_a_tree_is_drafted_from_its_own_path(kind, shape, target, packed, monkeypatch):
+def test_every_node_of_a_tree_is_drafted_from_its_own_path(kind, shape, target, packed):
     drafter = drafter_for(kind, target)
     state = state_after(drafter, packed)
-    paths, read = [[]], [([], None)]
-
-    def spy(logits, expand, *rest):
-        def recording(level):
-            nonlocal paths
-            paths = [[*paths[above], token] for above, token in zip(level.parents, level.tokens.tolist(), strict=True)]
-            logits = expand(level)
-            read.extend(zip(paths, logits, strict=True))
-            return logits
-
-        read[0] = ([], logits[0])
-        return growth.grow(logits, recording, *rest)
-
-    with monkeypatch.context() as patch:
-        replace_growth(patch, heads, spy)
-        tree = drafter.draft(state, shape, Sampling(), None)
-    assert len(tree) == shape.num_nodes
+    tree = state.draft(shape)
+    assert tree.num_nodes == shape.num_nodes
+    read, paths = [([], state.read[0][1][0])], [[]]
+    for level, logits in state.read[1:]:
+        nodes = zip(level.parents[0].tolist(), level.tokens[0].tolist(), strict=True)
+        paths = [[*paths[above], token] for above, token in nodes]
+        read.extend(zip(paths, logits[0], strict=True))
     assert len(read) > shape.depth and max(len(path) for path, _ in read) == shape.depth - 1
     for path, logits in read:
-        torch.testing.assert_close(logits_along(drafter, state, path, monkeypatch)[-1], logits, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(state.along(path)[-1], logits, rtol=1e-9, atol=1e-9)
 
 
 @both
 def test_a_draft_leaves_the_state_as_it_was_and_ends_with_the_last_head(kind, target, packed):
     drafter = drafter_for(kind, target)
     state = state_after(drafter, packed)
-    last, token = state.last.clone(), state.token.clone()
-    tree = drafter.draft(state, StaticTree.chain(9), Sampling(), None)
-    again = drafter.draft(state, StaticTree.chain(9), Sampling(), None)
-    assert tree.is_chain and len(tree) == HEADS and tree.q is None
+    last, token = state.drafting.last.clone(), state.drafting.token.clone()
+    tree, again = state.draft(StaticTree.chain(9)), state.draft(StaticTree.chain(9))
+    assert tree.is_chain and tree.num_nodes == HEADS and tree.q is None
     assert torch.equal(tree.tokens, again.tokens) and drafter.t2d[tree.tokens].all()
-    assert torch.equal(state.last, last) and torch.equal(state.token, token)
+    assert torch.equal(state.drafting.last, last) and torch.equal(state.drafting.token, token)
 
 
 @both
-def test_a_sampled_draft_tells_the_distribution_that_it_came_from(kind, target, packed, monkeypatch):
+def test_a_sampled_draft_tells_the_distribution_that_it_came_from(kind, target, packed):
     drafter = drafter_for(kind, target)
     state = state_after(drafter, packed)
     sampling = Sampling(temperature=1.5, top_k=5)
-    tree = drafter.draft(state, StaticTree.chain(HEADS), sampling, torch.Generator().manual_seed(0))
-    logits = logits_along(drafter, state, tree.tokens[:-1].tolist(), monkeypatch)
-    torch.testing.assert_close(tree.q[:, VOCABULARY], sampling.probabilities(logits))
-    assert (tree.q[:, ~drafter.t2d] == 0).all() and (tree.q[torch.arange(HEADS), tree.tokens] > 0).all()
+    tree = state.draft(StaticTree.chain(HEADS), sampling)
+    logits = state.along(tree.tokens[0, :-1].tolist())
+    torch.testing.assert_close(tree.q[0][:, VOCABULARY], sampling.probabilities(logits))
+    assert (tree.q[..., ~drafter.t2d] == 0).all() and (tree.q[0, torch.arange(HEADS), tree.tokens[0]] > 0).all()
 
 
 @both
@@ -267,8 +239,8 @@ def test_a_checkpoint_brings_back_the_same_drafter(kind, vocabulary, target, pac
     assert ("d2t" in loaded.state_dict()) == (vocabulary is not None)
     loaded.double().bind(target)
     shape = StaticTree.chain(HEADS)
-    expected = drafter.double().draft(state_after(drafter, packed), shape, Sampling(), None)
-    assert torch.equal(loaded.draft(state_after(loaded, packed), shape, Sampling(), None).tokens, expected.tokens)
+    expected = state_after(drafter.double(), packed).draft(shape)
+    assert torch.equal(state_after(loaded, packed).draft(shape).tokens, expected.tokens)
     assert torch.equal(loaded.draft_ids, drafter.draft_ids)
 
 

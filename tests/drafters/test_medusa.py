@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
+from tests.drafters.alone import Alone
 from tests.families import FAMILIES, LENGTH, V
 
 
@@ -56,13 +56,10 @@ def test_a_head_is_the_plain_formula(target):
     drafter = Medusa.for_target(target, num_heads=2, num_layers=2).double()
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    state, weights = drafter.start(0, 8), drafter.state_dict()
+    state, weights = Alone(drafter, 0), drafter.state_dict()
     last = torch.randn(1, 3, 32, dtype=torch.float64)
-    drafter.advance(
-        state,
-        torch.tensor([4, 5, 6]),
-        target.features(torch.tensor([[1, 4, 5]]), torch.arange(3)[None], ())._replace(last=last),
-    )
+    features = target.features(torch.tensor([[1, 4, 5]]), torch.arange(3)[None], ())
+    state.advance(torch.tensor([4, 5, 6]), features._replace(last=last))
     tokens = []
     for head in range(2):
         x = last[0, -1]
@@ -70,7 +67,7 @@ def test_a_head_is_the_plain_formula(target):
             z = weights[f"blocks.{head}.layers.{layer}.weight"] @ x + weights[f"blocks.{head}.layers.{layer}.bias"]
             x = x + z / (1 + torch.exp(-z))
         tokens.append(int((weights[f"lm_heads.{head}.weight"] @ x).argmax()))
-    assert drafter.draft(state, StaticTree.chain(2), Sampling(), None).tokens.tolist() == tokens
+    assert state.draft(StaticTree.chain(2)).tokens.tolist() == [tokens]
 
 
 def test_heads_do_not_see_each_others_tokens(target):

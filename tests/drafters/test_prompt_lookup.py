@@ -23,7 +23,7 @@ def state_of(drafter, tokens):
 def draft(drafter, tokens, num_tokens=5):
     tree = drafter.draft(state_of(drafter, tokens), StaticTree.chain(num_tokens), Sampling(), None)
     assert tree.q is None and tree.is_chain
-    return tree.tokens.tolist()
+    return tree.tokens[0].tolist()
 
 
 def test_continues_the_earlier_occurrence():
@@ -65,7 +65,7 @@ def test_equals_a_search_through_the_text_however_it_arrives():
             drafter.advance(state, torch.tensor(piece), NO_FEATURES)
             at += len(piece)
             expected = brute_force(tokens[:at], 3, drafter.max_ngram, 1)
-            assert drafter.draft(state, StaticTree.chain(3), Sampling(), None).tokens.tolist() == expected
+            assert drafter.draft(state, StaticTree.chain(3), Sampling(), None).tokens.tolist() == [expected]
 
 
 def test_config_rebuilds_it_and_nothing_trains():

@@ -10,6 +10,7 @@ import torch
 from specdraft.data.prompts import encode
 from specdraft.decoding import rules
 from specdraft.decoding.decoder import Generation
+from specdraft.decoding.passes import Pass
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table
 from specdraft.evaluation.evaluation import Evaluation
@@ -31,7 +32,7 @@ def prompts(*texts):
 
 
 def logits_after(target, ids):
-    features = target.step(torch.tensor([ids]), target.new_cache(len(ids)))
+    features = target.step(Pass.prompt(ids, target.device), target.new_cache(1, len(ids)))
     return target.logits(features.last[:, -1])[0]
 
 
@@ -39,12 +40,11 @@ def logits_after(target, ids):
 def test_a_wrong_rule_is_caught(tokenizer, dtype, monkeypatch):
     greedy = rules.greedy
 
-    def accepts_one_too_many(tree, best):
-        verdict = greedy(tree, best)
-        if not len(tree) or len(verdict.path) == len(tree):
-            return verdict
-        path = (*verdict.path, len(verdict.path))
-        return rules.Verdict(path, int(best[len(path)]))
+    def accepts_one_too_many(trees, best):
+        drafted = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool)).sum(-1)
+        accepted = (greedy(trees, best).accepted + 1).minimum(drafted)
+        path = torch.arange(trees.num_nodes).expand_as(trees.tokens)
+        return rules.Verdict(path, accepted, best.gather(1, accepted[:, None])[:, 0])
 
     target = make_target(tokenizer, dtype)
     assert evaluate(target, PromptLookup(), prompts("def a", "return"), SETTINGS, progress=False).results[0].lossless

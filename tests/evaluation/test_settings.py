@@ -126,13 +126,13 @@ def test_greedy_drafts_are_lossless_above_temperature_0(target, head, sampling):
 def test_a_rule_that_takes_greedy_drafts_for_sampled_ones_is_rejected(target, head):
     """It accepts with p / q and a q below 1, too often."""
 
-    def as_if_sampled(tree, p, generator):
-        for node, token in enumerate(tree.tokens.tolist()):
-            if float(torch.rand((), generator=generator)) >= min(1.0, float(p[node, token]) / 0.5):
-                rest = p[node].clone()
-                rest[token] = 0.0
-                return rules.Verdict(tuple(range(node)), int(sample(rest, generator)))
-        return rules.Verdict(tuple(range(len(tree))), int(sample(p[-1], generator)))
+    def as_if_sampled(trees, p, uniform):
+        drafted = p[:, :-1].gather(2, trees.tokens[..., None])[..., 0]
+        accepted = trees.beneath(uniform[:, :-1] < drafted / 0.5).sum(-1)
+        rows, path = torch.arange(len(p)), torch.arange(trees.num_nodes).expand_as(trees.tokens)
+        rest, rejected = p[rows, accepted], torch.nn.functional.pad(trees.tokens, (0, 1))[rows, accepted]
+        rest[accepted < trees.num_nodes] *= torch.nn.functional.one_hot(rejected, V)[accepted < trees.num_nodes] == 0
+        return rules.Verdict(path, accepted, sample(rest, uniform[:, -1]))
 
     pairs, _ = two_tokens(target, head, Sampling(1.0), as_if_sampled)
     assert goodness_of_fit(pairs, exact_pairs(target, Sampling(1.0))) < REJECTED

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.passes import Pass
 from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.prompt_lookup import PromptLookup
@@ -14,6 +14,7 @@ from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.sglang import SGLang
 from specdraft.export.vllm import VLLM
+from tests.drafters.alone import Alone
 from tests.export.engine_reference import draft_like_vllm
 
 
@@ -92,11 +93,11 @@ def test_an_engine_drafts_the_same_tokens_from_the_files(target, make_checkpoint
     shifted = config | {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in head.layers]}
     ours, theirs, mistaken = [], [], []
     for prompt in torch.randint(0, 97, (8, 9), generator=torch.Generator().manual_seed(2)).tolist():
-        features = target.step(torch.tensor([prompt]), target.new_cache(64), head.layers)
+        features = target.step(Pass.prompt(prompt, target.device), target.new_cache(1, 64), head.layers)
         first = int(target.logits(features.last[:, -1]).argmax())
-        state = head.start(prompt[0], 64)
-        head.advance(state, torch.tensor([*prompt[1:], first]), features)
-        ours.append(head.draft(state, StaticTree.chain(4), Sampling(), None).tokens.tolist())
+        state = Alone(head, prompt[0])
+        state.advance(torch.tensor([*prompt[1:], first]), features)
+        ours.append(state.draft(StaticTree.chain(4)).tokens[0].tolist())
         theirs.append(draft_like_vllm(config, tensors, target.model, prompt, first, 4))
         mistaken.append(draft_like_vllm(shifted, tensors, target.model, prompt, first, 4))
     assert ours == theirs

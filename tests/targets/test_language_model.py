@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.modeling_flash_attention_utils import _is_packed_sequence
 
+from specdraft.decoding.passes import Pass
 from specdraft.errors import UserError
 from specdraft.targets import Features, LanguageModel
 from tests.families import FAMILIES, LENGTH
@@ -41,18 +42,35 @@ def test_logits_are_the_models_own(model, ids):
 
 
 def test_rows_of_different_lengths_go_on_side_by_side(model, ids):
-    """As on-policy sampling does it: a padded first pass, cut to each row's length, then a token a time."""
-    lengths = torch.tensor([LENGTH - 8, 5])
-    cache = model.new_cache(4)
-    model.step(ids[:, : LENGTH - 8], cache)
-    for row, length in enumerate(lengths.tolist()):
-        cache.keep(row, length, ())
+    """As on-policy sampling does it: a padded first pass, then a token a time behind each row's own length."""
+    longest = LENGTH - 8
+    lengths = torch.tensor([longest, 5])
+    cache = model.new_cache(2, LENGTH)
+    model.step(Pass.text(ids[:, :longest], torch.zeros_like(lengths), 0), cache)
     whole = model.features(ids, columns(ids)).last
     for step in range(3):
-        positions = (lengths + step)[:, None]
-        visible = (torch.arange(cache.length + 1) <= positions)[:, None]
-        last = model.step(ids.gather(1, positions), cache, (), positions, visible).last[:, 0]
+        reading = Pass.text(ids.gather(1, (lengths + step)[:, None]), lengths + step, longest + step)
+        last = model.step(reading, cache).last[:, 0]
         torch.testing.assert_close(last, whole[torch.arange(2), lengths + step], **CLOSE)
+
+
+def test_rows_from_any_on_are_read_and_the_others_left_alone(model, ids):
+    """A request is begun, and goes on, while others lie in the cache."""
+    cache, whole = model.new_cache(3, LENGTH), model.features(ids, columns(ids), (1, 3))
+    for row in range(2):
+        model.step(Pass.prompt(ids[row, :9].tolist(), model.device), cache, (), 2 - row)
+    held, count = torch.tensor([9, 9]), 4
+    found = model.step(Pass.text(ids.flip(0)[:, 9 : 9 + count], held, 9), cache, (1, 3), 1)
+    for ours, expected in zip(found, whole, strict=True):
+        torch.testing.assert_close(ours, expected.flip(0)[:, 9 : 9 + count], **CLOSE)
+    assert not any(layer.keys[0].any() or layer.values[0].any() for layer in cache.layers)
+
+
+def test_features_of_some_positions_are_taken(ids):
+    features = Features(torch.randn(2, 5, 6), torch.randn(2, 5, 3))
+    taken = features.take(torch.tensor([[4, 0, 0], [1, 2, 3]]))
+    for part, whole in zip(taken, features, strict=True):
+        assert torch.equal(part[0], whole[0, [4, 0, 0]]) and torch.equal(part[1], whole[1, 1:4])
 
 
 def test_it_is_a_view_of_the_model(model):

@@ -10,18 +10,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdraft.decoding.tree import ROOT, DraftTree
+from specdraft.decoding import passes
+from specdraft.decoding.passes import Pass
+from specdraft.decoding.tree import ROOT, DraftTrees, empty, with_root
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.masks import attention_masks
 from tests.families import FAMILIES, WINDOW, V
 
 NAMES = ["llama", "qwen3", "mistral", "gemma3", "qwen3-moe", "mixtral"]
+
+
+def tree_of(tokens: list[int], parents: list[int], depth: int) -> DraftTrees:
+    return DraftTrees(torch.tensor([tokens]), torch.tensor([parents]), depth=depth, width=2)
+
+
 # Deeper than the window, so that it cuts paths too; and bushy.
 TREES = [
-    DraftTree(torch.tensor([5, 9, 7, 7, 3, 11, 4, 8, 2, 20, 6]), torch.tensor([-1, -1, 0, 0, 1, 3, 5, 5, 7, 8, 9])),
-    DraftTree(torch.tensor([13, 13, 1, 40]), torch.tensor([-1, 0, 0, 1])),
-    DraftTree.empty(),
+    tree_of([5, 9, 7, 7, 3, 11, 4, 8, 2, 20, 6], [-1, -1, 0, 0, 1, 3, 5, 5, 7, 8, 9], depth=7),
+    tree_of([13, 13, 1, 40], [-1, 0, 0, 1], depth=3),
+    empty(1, torch.device("cpu")),
 ]
 TEXTS = [torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)) for length in (14, 9, 3)]
 
@@ -43,48 +51,36 @@ def fp64_softmax(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda scores, dim=-1, dtype=None: softmax(scores, dim=dim))
 
 
-def paths(tree: DraftTree) -> list[list[int]]:
+def paths(tree: DraftTrees) -> list[list[int]]:
     """Behind which nodes the logits of every row are: none, then those of node 0, 1, ..."""
     found: list[list[int]] = [[]]
-    for node, parent in enumerate(tree.parent_list):
+    for node, parent in enumerate(tree.parents[0].tolist()):
         found.append([*found[0 if parent == ROOT else parent + 1], node])
     return found
 
 
-def one_by_one(target: Target, text: Tensor, tree: DraftTree) -> Tensor:
+def one_by_one(target: Target, text: Tensor, tree: DraftTrees) -> Tensor:
     """``[N + 1, V]``: a plain forward of the model itself for every node."""
     rows = []
     for path in paths(tree):
-        ids = torch.cat([text, tree.tokens[path]])[None]
+        ids = torch.cat([text, tree.tokens[0, path]])[None]
         rows.append(target.model(input_ids=ids, use_cache=False).logits[0, -1])
     return torch.stack(rows)
 
 
-def in_one_pass(target: Target, texts: list[Tensor], trees: list[DraftTree]) -> list[Tensor]:
+def in_one_pass(target: Target, texts: list[Tensor], trees: list[DraftTrees]) -> list[Tensor]:
     """Of every row its ``[N + 1, V]``: prefill all but the last token, then read it and the tree."""
-    rows = [target.new_cache(4) for _ in texts]
-    for text, row in zip(texts, rows, strict=True):
-        target.step(text[None, :-1], row)
-    cache = target.new_cache(0)
-    cache.join(rows)
-    size = 1 + max(len(tree) for tree in trees)
-    longest = max(cache.lengths)
-    tokens = torch.zeros((len(texts), size), dtype=torch.int64)
-    positions = torch.zeros_like(tokens)
-    visible = torch.zeros((len(texts), size, longest + size), dtype=torch.bool)
-    for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
-        held, nodes = len(text) - 1, slice(1, 1 + len(tree))
-        tokens[row, 0], tokens[row, nodes] = text[-1], tree.tokens
-        positions[row] = held
-        positions[row, nodes] += torch.tensor(tree.depths, dtype=torch.int64)
-        visible[row, :, : held + 1] = True
-        visible[row, nodes, held + 1 : held + 1 + len(tree)] = tree.ancestors()
-    logits = target.logits(target.step(tokens, cache, (), positions, visible).last)
-    assert cache.lengths == [len(text) - 1 + size for text in texts]
-    return [logits[row, : 1 + len(tree)] for row, tree in enumerate(trees)]
+    cache = target.new_cache(len(texts), 40)
+    for row, text in enumerate(texts):
+        target.step(Pass.prompt(text[:-1].tolist(), target.device), cache, (), row)
+    lengths = torch.tensor([len(text) - 1 for text in texts])
+    last = torch.stack([text[-1] for text in texts])
+    reading = Pass.trees(last, DraftTrees.join(trees), lengths, int(lengths.max()), target.max_length)
+    logits = target.logits(target.step(reading, cache).last)
+    return [logits[row, : 1 + tree.num_nodes] for row, tree in enumerate(trees)]
 
 
-def difference(target: Target, texts: list[Tensor], trees: list[DraftTree]) -> float:
+def difference(target: Target, texts: list[Tensor], trees: list[DraftTrees]) -> float:
     ours = in_one_pass(target, texts, trees)
     return max(
         float((row - one_by_one(target, text, tree)).abs().max())
@@ -108,7 +104,7 @@ def test_trees_of_rows_of_different_lengths(target, order):
 
 @torch.inference_mode()
 def test_a_node_that_sees_too_much_is_noticed(target, monkeypatch):
-    monkeypatch.setattr(DraftTree, "ancestors", lambda tree: torch.ones(len(tree), len(tree)).tril().bool())
+    monkeypatch.setattr(passes, "with_root", lambda seen: with_root(torch.ones_like(seen).tril()))
     assert difference(target, TEXTS[:1], TREES[:1]) > 1e-3
 
 
@@ -126,7 +122,8 @@ def config(**options) -> SimpleNamespace:
 def masks_of(config, length=7, nodes=3):
     """A chain of ``nodes`` behind ``length`` held tokens, of which all is visible."""
     visible = torch.ones(length + nodes, length + nodes).tril().bool()[None, length:]
-    return attention_masks(config, visible, torch.arange(length, length + nodes)[None], [length], torch.float32)
+    places = torch.arange(length, length + nodes)[None]
+    return attention_masks(config, visible, places, places, torch.float32)
 
 
 def test_windows_and_chunks_by_hand():
@@ -159,3 +156,20 @@ def test_eager_attention_adds_its_mask():
 def test_attention_that_takes_no_masks_is_refused(implementation):
     with pytest.raises(UserError, match=f"attention is '{implementation}', .*: expected .*sdpa or eager$"):
         masks_of(config(_attn_implementation=implementation))
+
+
+def test_without_places_the_keys_are_those_of_the_positions_themselves():
+    """Packed documents, of 5 and 6 tokens: their positions begin again, and so does the window."""
+    positions = torch.tensor([[*range(5), *range(6)]])
+    visible = torch.block_diag(torch.ones(5, 5), torch.ones(6, 6)).tril().bool()[None]
+    found = attention_masks(config(sliding_window=3), visible, positions, None, torch.float32)[0, 0]
+    assert [row.nonzero()[:, 0].tolist() for row in found[[1, 4, 5, 10]]] == [[0, 1], [2, 3, 4], [5], [8, 9, 10]]
+
+
+def test_a_window_counts_positions_and_not_places():
+    """Two children of one node lie one behind the other, and are as far from the text."""
+    places, positions = torch.tensor([[4, 5, 6]]), torch.tensor([[4, 5, 5]])
+    visible = torch.ones(1, 3, 7, dtype=torch.bool)
+    visible[0, 2, 5] = False
+    found = attention_masks(config(sliding_window=3), visible, positions, places, torch.float32)[0, 0]
+    assert [row.nonzero()[:, 0].tolist() for row in found[1:]] == [[3, 4, 5, 6], [3, 4, 6]]

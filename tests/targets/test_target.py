@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from specdraft.decoding.passes import Pass
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from tests.fakes import tiny_llama
@@ -29,6 +30,11 @@ def whole(target: Target, ids: torch.Tensor) -> Features:
 def assert_same(ours: Features, expected: Features) -> None:
     torch.testing.assert_close(ours.aux, expected.aux, **CLOSE)
     torch.testing.assert_close(ours.last, expected.last, **CLOSE)
+
+
+def alone(ids: torch.Tensor, start: int, end: int) -> Pass:
+    """The part ``ids[:, start:end]`` of a single text."""
+    return Pass.text(ids[:, start:end], torch.tensor([start]), start, simple=True)
 
 
 def joined(parts: list[Features]) -> Features:
@@ -74,22 +80,20 @@ def test_packed_rows_equal_separate_documents(target, ids):
 
 def test_cached_steps_equal_the_uncached_forward(target, ids):
     row = ids[:1]
-    cache = target.new_cache(2)  # it grows
-    parts = [target.step(row[:, a:b], cache, LAYERS) for a, b in ((0, 9), (9, 10), (10, 16), (16, 17), (17, LENGTH))]
-    assert cache.length == LENGTH
+    cache, cuts = target.new_cache(1, LENGTH), ((0, 9), (9, 10), (10, 16), (16, 17), (17, LENGTH))
+    parts = [target.step(alone(row, start, end), cache, LAYERS) for start, end in cuts]
     assert_same(joined(parts), whole(target, row))
 
 
-def test_a_cropped_cache_is_as_good_as_a_fresh_one(target, ids):
+def test_rejected_drafts_are_written_over(target, ids):
     row, drafts = ids[:1], ids[1:]
-    cache = target.new_cache(LENGTH)
-    parts = [target.step(row[:, :9], cache, LAYERS)]
+    cache = target.new_cache(1, LENGTH + 6)
+    parts = [target.step(alone(row, 0, 9), cache, LAYERS)]
     for held, accepted in ((9, 0), (10, 2), (13, 5)):  # rejected drafts longer than the window lie between
-        draft = torch.cat([row[:, held : held + 1 + accepted], drafts[:, : 5 - accepted]], dim=1)
-        step = target.step(draft, cache, LAYERS)
-        cache.crop(held + 1 + accepted)
+        draft = torch.cat([row[:, : held + 1 + accepted], drafts[:, : 5 - accepted]], dim=1)
+        step = target.step(alone(draft, held, held + 6), cache, LAYERS)
         parts.append(Features(*(part[:, : 1 + accepted] for part in step)))
-    parts.append(target.step(row[:, cache.length :], cache, LAYERS))
+    parts.append(target.step(alone(row, 19, LENGTH), cache, LAYERS))
     assert_same(joined(parts), whole(target, row))
 
 

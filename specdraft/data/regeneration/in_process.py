@@ -6,11 +6,13 @@ Drafting is lossless: greedy answers are the same with any drafter and with none
 from collections.abc import Container, Iterator, Sequence
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
+from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, find, load_drafter
 from specdraft.errors import UserError
+from specdraft.onednn import pack
 from specdraft.targets import Target
 
 
@@ -19,10 +21,11 @@ class InProcess:
     So that not even rounding depends on what was answered before an interruption, batches are fixed beforehand, and one
     that is known in part is decoded again as a whole."""
 
-    def __init__(self, drafter: str | None = None, num_draft_tokens: int = 5) -> None:
-        """``drafter``: a checkpoint or run directory. Raises UserError if there is none at that place."""
+    def __init__(self, drafter: str | None = None, num_draft_tokens: int = 5, compile: bool | str = "auto") -> None:
+        """``drafter``: a checkpoint or run directory. ``compile``: see ``decoding/compilation.py``. Raises UserError if
+        there is no drafter at that place."""
         self.checkpoint = find(drafter) if drafter is not None else None
-        self.num_draft_tokens = num_draft_tokens
+        self.num_draft_tokens, self.compile = num_draft_tokens, compile
         self.name = "in_process" if drafter is None else "in_process, drafting"
         self._drafter: Drafter | None = None
 
@@ -42,11 +45,13 @@ class InProcess:
                 drafter, config = load_drafter(self.checkpoint)
                 check_target(config, target)
                 self._drafter = drafter.to(target.device, target.dtype)
+                pack(self._drafter)
             sampling = Sampling(requests[numbers[0]].temperature)
             decoder = Decoder(target, self._drafter, self.num_draft_tokens, sampling)
             prompts = [requests[number].prompt for number in numbers]
             seeds = [requests[number].seed for number in numbers]
-            results = decoder.generate_batch(prompts, settings.max_new_tokens, len(prompts), seeds)
+            with compiling(wanted(self.compile, target.device)):
+                results = decoder.generate_batch(prompts, settings.max_new_tokens, len(prompts), seeds)
             yield from ((number, result.tokens) for number, result in zip(numbers, results, strict=True))
 
     def close(self) -> None:

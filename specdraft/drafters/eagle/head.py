@@ -8,15 +8,17 @@ The embedding is the target's: borrowed, never copied."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from specdraft.decoding.compilation import Compilable
 from specdraft.drafters.alignment import Alignment, align, count_supervised
 from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Vocabulary
-from specdraft.drafters.eagle.drafting import EagleDrafting
+from specdraft.drafters.eagle.drafting import EagleDrafting, forward
 from specdraft.drafters.eagle.forward import Attend, Output, unroll
 from specdraft.drafters.eagle.rotary import RotaryTable
 from specdraft.errors import UserError
@@ -68,6 +70,7 @@ class EagleHead(Drafter):
         of_layer = arguments.keys() - EagleHead.training_options - {"vocab_size"}
         self.layer_config = LlamaConfig(**{name: arguments[name] for name in of_layer})
         self.rotary = RotaryTable(self.layer_config)
+        self.decoding_pass = Compilable(partial(forward, self), type(self).__name__)
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 from specdraft.training.module import DrafterModule
 from specdraft.training.schedule import OptimizerSettings
+from tests.drafters.alone import Alone
 from tests.fakes import random_prompts, tiny_llama
 from tests.families import FAMILIES, V
 
@@ -47,7 +48,7 @@ def test_the_loss_is_the_papers_and_its_gradients_those_of_plain_formulas(name):
     last = features.last.flatten(0, 1)
     expected = torch.zeros(())
     for index, (step, rows) in enumerate(
-        zip(head._unroll(align(batch, 3), head._feature(features)), align(batch, 3).supervised, strict=True)
+        zip(head._unroll(align(batch, 3), head.feature(features)), align(batch, 3).supervised, strict=True)
     ):
         error = (step.hidden - last[rows + 1 + index]).abs()  # row r says at step s what the target is at r+1+s
         regression = torch.where(error < 1, 0.5 * error**2, error - 0.5).mean()
@@ -127,9 +128,9 @@ def test_the_layer_is_transformers_own_without_its_first_norm(target, packed):
     x = torch.cat([torch.nn.functional.embedding(tokens, target.embedding_weight), last], dim=-1) @ head.fc.weight.T
     mask = torch.full((9, 9), -torch.inf, dtype=x.dtype).triu(1)[None, None]
     expected = layer(x, attention_mask=mask, position_embeddings=target.decoder.rotary_emb(x, positions))
-    state = head.start(int(ids[0, 0]), 16)
-    head.advance(state, tokens[0], target.features(ids, positions, ()))
-    torch.testing.assert_close(head._logits(state.output.hidden), target.logits(expected[0, -1:]), rtol=1e-9, atol=1e-9)
+    state = Alone(head, int(ids[0, 0]), 16)
+    state.advance(tokens[0], target.features(ids, positions, ()))
+    torch.testing.assert_close(state.along([]), target.logits(expected[0, -1:]), rtol=1e-9, atol=1e-9)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -141,14 +142,14 @@ def test_noise_disturbs_what_is_read_and_not_what_is_learned(target, packed):
     features = target.features(packed.input_ids, packed.position_ids, ())
     noisy = head.augment(features, seeded(0))
     assert noisy.last is features.last
-    noise = head._feature(noisy) - head._feature(features)
+    noise = head.feature(noisy) - head.feature(features)
     count = noise.numel()
     assert -0.1 <= noise.min() < -0.095 and 0.095 < noise.max() <= 0.1
     assert abs(noise.mean()) < 4 * 0.1 / (3 * count) ** 0.5
     assert noise.var().item() == pytest.approx(0.1**2 / 3, rel=0.1)
     exact = head.training_loss(packed, features, target)
     disturbed = head.training_loss(packed, noisy, target)
-    steps = head._unroll(align(packed, 1), head._feature(noisy))
+    steps = head._unroll(align(packed, 1), head.feature(noisy))
     wanted = features.last.flatten(0, 1)[steps[0].positions]
     regression = torch.nn.functional.smooth_l1_loss(steps[0].hidden, wanted, reduction="none").mean(-1).sum()
     torch.testing.assert_close(disturbed.metrics["step_0/regression_sum"], regression)
@@ -178,8 +179,8 @@ def test_the_noise_that_is_configured_is_the_papers():
 
 def test_training_draws_noise_by_the_place_of_the_batch_and_validation_none(target, packed, monkeypatch):
     module = DrafterModule(Eagle.for_target(target, feature_noise=0.1), target, OptimizerSettings())
-    read, feature = [], module.drafter._feature
-    monkeypatch.setattr(module.drafter, "_feature", lambda features: read.append(feature(features)) or read[-1])
+    read, feature = [], module.drafter.feature
+    monkeypatch.setattr(module.drafter, "feature", lambda features: read.append(feature(features)) or read[-1])
     for seed in (5, 5, 6):
         monkeypatch.setattr(module, "_place", lambda _, seed=seed: seed)
         module.training_step(packed, 0)

@@ -28,7 +28,7 @@ def test_the_projection_starts_as_the_targets_own_with_its_scale(name):
     ids = torch.arange(0, V, 3)
     head = Eagle3.for_target(target, ids).double()
     last = torch.randn(5, target.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(head._logits(last), target.logits(last)[:, ids], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(head.logits(last), target.logits(last)[:, ids], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("ids", [[5, 3], [3, 3], [-1, 4], [3, 97]])

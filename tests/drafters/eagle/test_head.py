@@ -1,4 +1,4 @@
-"""The EAGLE family: training and decoding are the same function, on chains and trees; packing changes nothing."""
+"""The EAGLE family: what every step learns; packing changes nothing."""
 
 import itertools
 from types import SimpleNamespace
@@ -7,142 +7,24 @@ import pytest
 import torch
 from transformers import Phi3Config, Phi3ForCausalLM
 
-from specdraft.decoding.cache import RewindableCache
-from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.alignment import align
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
-from specdraft.drafters.draft_tree_builder import grow
 from specdraft.drafters.eagle import Eagle, Eagle3
-from specdraft.drafters.eagle import head as head_module
-from specdraft.drafters.eagle.head import attend_cached, shape_of
+from specdraft.drafters.eagle.head import shape_of
 from specdraft.errors import UserError
-from specdraft.targets import Features, Target
+from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from tests.drafters.counting import CountedFlops
-from tests.drafters.growing import replace_growth
-from tests.fakes import random_prompts, tiny_llama, transformers_greedy
-
-STEPS = 4
-VARIANTS = {
-    "first": (Eagle, {}),
-    "third": (Eagle3, {}),
-    "third, fc_norm": (Eagle3, {"fc_norm": True}),
-    "third, norm_output": (Eagle3, {"norm_output": True}),
-    "third, both": (Eagle3, {"fc_norm": True, "norm_output": True}),
-}
-BUSH = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0)))
-SHAPES = [StaticTree.chain(4), BUSH, DynamicTree(4, 3, 12)]
-
-
-@pytest.fixture(params=VARIANTS)
-def head(request, target):
-    kind, options = VARIANTS[request.param]
-    torch.manual_seed(0)
-    vocabulary = torch.arange(3, 97, 2) if kind is Eagle3 else None
-    head = kind.for_target(target, vocabulary, ttt_steps=STEPS, **options).double()
-    with torch.no_grad():  # large random weights: every part of the head must matter
-        for parameter in head.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return head
-
-
-def features_of(head, batch):
-    return head.target.features(batch.input_ids, batch.position_ids, head.layers)
-
-
-def begun(head, batch):
-    """The state of a request whose text are the nine tokens of the first document and one more."""
-    ids = batch.input_ids[:1, :9]
-    features = head.target.features(ids, batch.position_ids[:1, :9], head.layers)
-    state = head.start(int(ids[0, 0]), 4)
-    head.advance(state, torch.cat([ids[0, 1:], ids[0, :1]]), features)
-    return state
-
-
-def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
-    seen = []
-    loss = head._loss
-    monkeypatch.setattr(head, "_loss", lambda steps, teacher: seen.extend(steps) or loss(steps, teacher))
-    features = features_of(head, packed)
-    head.training_loss(packed, features, head.target)
-    trained = [head._logits(step.hidden).detach() for step in seen]
-    aligned = align(packed, STEPS)
-    checked = 0
-    for row in aligned.supervised[0].tolist():
-        first = int(aligned.starts[row])
-        here = slice(first, row + 1)
-        flat = Features(*(part.flatten(0, 1)[None, here] for part in features))
-        state = head.start(int(aligned.tokens[first]), 64)
-        head.advance(state, aligned.tokens[first + 1 : row + 2], flat)
-        output = state.output
-        for step in range(STEPS):
-            place = (aligned.supervised[step] == row).nonzero()
-            if len(place) == 0:
-                break
-            decoded = head._logits(output.hidden)[0]
-            torch.testing.assert_close(decoded, trained[step][place[0, 0]], rtol=1e-10, atol=1e-10)
-            checked += 1
-            # Feed the true token, as training does; `draft` would feed its own choice.
-            output = head._append([state.keys], [aligned.tokens[row + 2 + step][None]], output.feature)[0]
-    assert checked == sum(map(len, aligned.supervised)) > 60
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape, monkeypatch):
-    levels = []
-
-    def watched(logits, expand, *rest):
-        def expand_and_note(level):
-            levels.append((level, expand(level)))
-            return levels[-1][1]
-
-        return grow(logits, expand_and_note, *rest)
-
-    replace_growth(monkeypatch, head_module, watched)
-    state = begun(head, packed)
-    head.draft(state, shape, Sampling(), None)
-    above, checked = [[]], 0
-    for level, logits in levels:
-        paths = [[*above[parent], token] for parent, token in zip(level.parents.tolist(), level.tokens, strict=True)]
-        for path, expected in zip(paths, logits, strict=True):
-            emitted, output = state.keys.length, state.output
-            for token in path:
-                output = head._append([state.keys], [token[None]], output.feature)[0]
-            state.keys.crop(emitted)
-            torch.testing.assert_close(head._logits(output.hidden)[0], expected, rtol=1e-9, atol=1e-9)
-            checked += 1
-        above = paths
-    assert checked >= 3 and len(levels) == shape.depth - 1
-
-
-def test_draft_takes_the_best_tokens_and_leaves_the_state_as_it_was(head, packed):
-    state = begun(head, packed)
-    before = [part.clone() for part in state.output]
-    tree = head.draft(state, StaticTree.chain(3), Sampling(), None)
-    again = head.draft(state, StaticTree.chain(3), Sampling(), None)
-    assert torch.equal(tree.tokens, again.tokens) and tree.is_chain and tree.q is None
-    assert state.keys.length == 9 and all(map(torch.equal, state.output, before))
-    best = head._logits(state.output.hidden)[0].argmax()
-    assert tree.tokens[0] == head.vocabulary.to_target(best)
-
-
-def test_a_sampled_draft_tells_the_distribution_that_it_came_from(head, packed):
-    state = begun(head, packed)
-    sampling = Sampling(temperature=1.5, top_k=5)
-    tree = head.draft(state, StaticTree.chain(4), sampling, torch.Generator().manual_seed(0))
-    assert tree.q.shape == (4, 97) and ((tree.q > 0).sum(-1) == 5).all()
-    assert (tree.q[torch.arange(4), tree.tokens] > 0).all()
-    first = sampling.probabilities(head._logits(state.output.hidden))
-    torch.testing.assert_close(tree.q[:1], head.vocabulary.scatter_to_target(first))
+from tests.drafters.eagle.variants import STEPS, begun, features_of
+from tests.fakes import tiny_llama
 
 
 def unrolled(head, batch):
     """Each step's row r with its logits ``[n, Vd]``, and the token and the target's log probabilities that it is to
     match: token r+2+s, and the distribution of the target alone at r+1+s. Rows are found by looking, not by ``align``.
     """
-    steps = head._unroll(align(batch, STEPS), head._feature(features_of(head, batch)))
+    steps = head._unroll(align(batch, STEPS), head.feature(features_of(head, batch)))
     ids, documents, learned = (part.flatten() for part in (batch.input_ids, batch.document_ids, batch.loss_mask))
     alone = target_alone(head.target, batch)
     width = batch.input_ids.shape[1]
@@ -156,7 +38,7 @@ def unrolled(head, batch):
         ]
         assert len(rows) == len(step.hidden) > 0
         after = torch.tensor(rows) + 1 + index
-        yield index, head._logits(step.hidden), alone[after], ids[after + 1]
+        yield index, head.logits(step.hidden), alone[after], ids[after + 1]
 
 
 def target_alone(target, batch):
@@ -246,7 +128,7 @@ def test_the_divergence_is_the_one_asked_for(head, packed):
 
 def test_decoding_in_inference_mode_does_not_spoil_training(head, packed):
     with torch.inference_mode():
-        head.draft(begun(head, packed), StaticTree.chain(3), Sampling(), None)
+        begun(head, packed).draft(StaticTree.chain(3))
     head.training_loss(packed, features_of(head, packed), head.target).loss.backward()
     assert head.fc.weight.grad is not None
 
@@ -265,7 +147,7 @@ def test_a_checkpoint_rebuilds_it(head, packed, tmp_path):
     loaded.bind(head.target)
     loaded.double().load_state_dict(head.state_dict())  # the file is fp32
     ours, theirs = begun(head, packed), begun(loaded, packed)
-    assert torch.equal(head._logits(ours.output.hidden), loaded._logits(theirs.output.hidden))
+    assert torch.equal(ours.along([]), theirs.along([]))
 
 
 @pytest.mark.parametrize(
@@ -275,31 +157,6 @@ def test_a_checkpoint_rebuilds_it(head, packed, tmp_path):
 def test_what_cannot_be_trained_is_refused(head, change, message):
     with pytest.raises(UserError, match=message):
         type(head)(**head.config() | change)
-
-
-@pytest.fixture(scope="module")
-def story():
-    """A small target, five prompts and transformers' own greedy answers."""
-    model = tiny_llama()
-    prompts = random_prompts(5, lengths=[1, 2, 5, 13])
-    return Target.from_model(model), prompts, transformers_greedy(model, prompts, 32)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("variant", ["first", "third", "third, both"])
-def test_greedy_decoding_gives_the_targets_own_tokens(story, variant, shape):
-    target, prompts, answers = story
-    kind, options = VARIANTS[variant]
-    torch.manual_seed(0)
-    head = kind.for_target(target, **options, **({"layers": (1,)} if kind is Eagle3 else {}))
-    with torch.no_grad():  # the feature passes: a head that nobody trained is right now and then
-        head.fc.weight[:, -target.hidden_size :] = torch.eye(target.hidden_size)
-    decoder = Decoder(target, head, shape)
-    alone = [decoder.generate(prompt, 32) for prompt in prompts]
-    assert [result.tokens for result in alone] == answers
-    assert [result.tokens for result in decoder.generate_batch(prompts, 32, batch_size=3)] == answers
-    accepted = sum(sum(result.accepted) for result in alone)
-    assert 0 < accepted < sum(sum(result.drafted) for result in alone)
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle3])
@@ -360,7 +217,7 @@ def test_activation_bytes_are_what_backward_keeps(kind, steps, wide):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        head._unroll(align(batch, steps), head._feature(features))
+        head._unroll(align(batch, steps), head.feature(features))
     held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert head.activation_bytes(200, 2) == pytest.approx(held, rel=0.09)
 
@@ -410,18 +267,3 @@ def test_a_head_has_the_shape_of_one_layer_of_its_target():
     rope = {"rope_type": "yarn", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
     of_layers = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     assert shape(rope_parameters=of_layers)["rope_parameters"] == {"rope_type": "yarn", "rope_theta": 1e6}
-
-
-def test_cached_attention_equals_uncached_and_forgets_drafts():
-    g = torch.Generator().manual_seed(1)
-    key, value = (torch.randn(7, 2, 6, generator=g, dtype=torch.float64) for _ in range(2))
-    query = torch.randn(1, 4, 6, generator=g, dtype=torch.float64)
-    whole = attend_cached(RewindableCache(1, 7), query, key, value, None)
-
-    cached = RewindableCache(1, 2)  # smaller than what comes: it grows
-    attend_cached(cached, query, key[:4], value[:4], None)
-    attend_cached(cached, query, key[:2] + 1, value[:2] - 1, None)  # drafted, then rejected
-    cached.crop(4)
-    last = attend_cached(cached, query, key[4:], value[4:], None)
-    torch.testing.assert_close(last, whole, rtol=1e-12, atol=1e-12)
-    assert cached.length == 7

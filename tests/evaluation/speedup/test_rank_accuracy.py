@@ -6,12 +6,10 @@ import torch
 from specdraft.data.sources.base import Conversation
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree, tree_from_accuracies
-from specdraft.decoding.tree import DraftTree
-from specdraft.drafters.base import Drafter
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.draft_tree_builder import Vocabulary, grow
+from specdraft.drafters.drafting import SingleDrafter
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
@@ -24,6 +22,7 @@ from specdraft.evaluation.speedup.rank_accuracy import (
     replayed_acceptance_length,
 )
 from specdraft.targets import Target
+from tests.drafters.alone import Alone
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 
 V = 64
@@ -42,7 +41,7 @@ def accuracies_of(drafter, target, answers, depth, top):
     return rank_accuracies(draft_ranks(drafter, target, answers, depth, top), depth, top)
 
 
-class Ranked(Drafter):
+class Ranked(SingleDrafter):
     """Knows the answer and hides it: at level d behind e emitted tokens it is of rank ``rank(e, d)``."""
 
     def __init__(self, answer, rank):
@@ -57,7 +56,7 @@ class Ranked(Drafter):
         state["emitted"] += len(tokens) if state["emitted"] else 1
         state["text"] += tokens.tolist()
 
-    def draft(self, state, shape, sampling, generator):
+    def draft(self, state, shape, sampling, chance):
         emitted = state["emitted"]
 
         def logits(depth, nodes):
@@ -68,16 +67,12 @@ class Ranked(Drafter):
             order = torch.cat([order[:rank], torch.tensor([true]), order[rank:]])
             values = torch.empty(V)
             values[order] = torch.arange(V, 0, -1.0)
-            return values.expand(nodes, -1)
+            return values.expand(1, nodes, -1)
 
-        return grow(
-            logits(0, 1),
-            lambda level: logits(level.depth, len(level.tokens)),
-            shape,
-            sampling,
-            generator,
-            Vocabulary(V),
-        )
+        def extend(level):
+            return logits(level.depth, level.tokens.shape[1])
+
+        return grow(logits(0, 1)[:, 0], extend, shape, sampling, chance, Vocabulary(V))
 
 
 def test_ranks_are_counted_where_the_levels_above_were_right(target):
@@ -167,13 +162,10 @@ def test_the_tree_of_the_accuracies_accepts_what_they_promise(target):
         answer = transformers_greedy(target.model, [prompt], 20)[0]
         features = target.features(torch.tensor([prompt + answer]), torch.arange(26)[None], ())
         for emitted in range(1, 20):
-            state = drafter.start(prompt[0], 64)
-            row = slice(0, 6 + emitted - 1)
-            drafter.advance(
-                state, torch.tensor((prompt + answer)[1 : 6 + emitted]), type(features)(*(p[:, row] for p in features))
-            )
-            draft: DraftTree = drafter.draft(state, tree, Sampling(), None)
-            accepted += answer[emitted] in draft.tokens.tolist()
+            state = Alone(drafter, prompt[0])
+            before = type(features)(*(part[:, : 6 + emitted - 1] for part in features))
+            state.advance(torch.tensor((prompt + answer)[1 : 6 + emitted]), before)
+            accepted += answer[emitted] in state.draft(tree).tokens[0].tolist()
             rounds += 1
     assert accepted / rounds == pytest.approx(promised) and promised > 0
 

@@ -1,0 +1,98 @@
+"""Passes compiled whole, where the device waits for the host: eager code stays, as what compiled code is compared with.
+
+A pass of few tokens is hundreds of short operations, and launching them takes longer than computing: on a GPU by far,
+on a CPU about half of the time. Compiled they are one call, on CUDA a graph that is replayed."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdraft.errors import UserError
+from specdraft.text import reason
+
+_GRAPHS = 64  # that one function may be compiled to: by width of the pass, requests side by side, and auxiliary layers
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # beside values of one; others 2e-2
+BACKEND = "inductor"
+_active: ContextVar[bool] = ContextVar("compiling", default=False)
+
+
+def wanted(setting: bool | str, device: torch.device) -> bool:
+    """Whether to compile: ``auto`` is on CUDA. Raises UserError for another setting."""
+    if setting not in (True, False, "auto"):
+        raise UserError(f"decoding.compile is {setting!r}: expected auto, true or false")
+    return device.type == "cuda" if setting == "auto" else bool(setting)
+
+
+@contextmanager
+def compiling(active: bool) -> Iterator[None]:
+    """Inside, what is ``Compilable`` is compiled."""
+    token = _active.set(active)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def is_active() -> bool:
+    """Whether passes are to be compiled."""
+    return _active.get()
+
+
+class Compilable:
+    """A function of tensors, and of what they are read from, that gives a tensor or several. Compiled, each new width
+    of a pass is computed both ways once; where that fails or differs, the function stays eager, with one warning."""
+
+    def __init__(self, function: Callable[..., Any], what: str, prepare: Callable[[], object] = lambda: None) -> None:
+        """``what`` is named in the warning; ``prepare`` is called once before anything is compiled."""
+        self.function, self.what, self.prepare = function, what, prepare
+        self._compiled: Callable[..., Any] | None = None
+        self._checked: set[int] = set()
+        self._amiss = False
+
+    def __call__(self, width: int, *arguments: Any) -> Any:
+        """The function of these arguments, a pass of that many tokens a request. It must give the same if it is called
+        twice."""
+        if not _active.get() or self._amiss:
+            return self.function(*arguments)
+        if self._compiled is None:
+            self.prepare()
+            self._compiled = _compile(self.function, next(a.device for a in arguments if isinstance(a, Tensor)))
+        if width in self._checked:
+            return self._compiled(*arguments)
+        expected = self.function(*arguments)
+        try:
+            amiss = _difference(expected, self._compiled(*arguments))
+        except Exception as error:  # of whatever the compiler is made of
+            amiss = f"the compiler says: {reason(error)}"
+        if amiss:
+            self._amiss = True
+            warnings.warn(f"{self.what} is decoded with uncompiled, slower ({amiss})", stacklevel=2)
+        self._checked.add(width)
+        return expected
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Compilable":
+        # The copies' functions are methods of copies.
+        return Compilable(copy.deepcopy(self.function, memo), self.what, copy.deepcopy(self.prepare, memo))
+
+
+def _compile(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
+    mode = "reduce-overhead" if device.type == "cuda" else None  # CUDA graphs
+    return torch.compile(function, fullgraph=True, mode=mode, backend=BACKEND)
+
+
+def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
+    """What differs, as words; nothing if the two are the same up to rounding."""
+    for one, other in zip(expected, found, strict=True):
+        if not one.numel():
+            continue
+        largest = max(1.0, one.abs().max().item())
+        if not (one - other).abs().max().item() < _TOLERANCE.get(one.dtype, 2e-2) * largest:
+            return f"it differs from eager by {(one - other).abs().max().item():.2g}"
+    return ""

@@ -1,0 +1,101 @@
+"""What a pass and a round may cost to launch, whatever the batch: budgets that need no GPU to be held."""
+
+import pytest
+import torch
+
+from specdraft.decoding.decoder import Decoder, _Batch
+from specdraft.decoding.passes import Pass
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.hydra import Hydra
+from specdraft.drafters.medusa import Medusa
+from specdraft.targets import Target
+from tests.decoding.counting import CountedDispatches, CountedSyncs
+from tests.fakes import random_prompts, tiny_llama
+
+PER_LAYER = 60
+SHAPES = {
+    "chain": StaticTree.chain(5),
+    "static tree": StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
+    "dynamic tree": DynamicTree(4, 3, 8),
+}
+DRAFTERS = {
+    "plain": lambda target: None,
+    "eagle3": lambda target: Eagle3.for_target(target, torch.arange(0, 64, 2), layers=(1,)),
+    "eagle": lambda target: Eagle.for_target(target),
+    "medusa": lambda target: Medusa.for_target(target),
+    "hydra": lambda target: Hydra.for_target(target),
+    "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
+}
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def pair(request):
+    target = Target.from_model(tiny_llama())
+    return target, DRAFTERS[request.param](target)
+
+
+def begun(decoder: Decoder, requests: int) -> _Batch:
+    """Requests of unequal lengths, after their first round, in which constants are made."""
+    batch = _Batch(decoder, requests, 90)
+    for number, prompt in enumerate(random_prompts(requests, [3, 9, 5, 14])):
+        batch.begin(number, prompt, 64, number)
+    batch.round()
+    return batch
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_pass_dispatches_so_much_per_layer_whatever_the_batch(tokens, monkeypatch):
+    monkeypatch.setenv("TRANSFORMERS_SDPA_FORCE_GQA", "1")  # as ``Target.load`` does
+    counts = {}
+    for layers in (2, 6):
+        target = Target.from_model(tiny_llama(num_hidden_layers=layers))
+        for requests in (1, 3, 32):
+            cache, lengths = target.new_cache(requests, 64), torch.arange(requests) + 7
+            reading = Pass.text(torch.ones((requests, tokens), dtype=torch.int64), lengths, 7 + requests - 1)
+            target.step(reading, cache)
+            with CountedDispatches() as counted:
+                target.step(reading, cache)
+            counts[layers, requests] = counted.count
+    per_layer = {requests: (counts[6, requests] - counts[2, requests]) / 4 for requests in (1, 3, 32)}
+    assert max(per_layer.values()) <= PER_LAYER
+    assert per_layer[3] == per_layer[32]
+    assert counts[2, 3] == counts[2, 32]
+    assert counts[2, 32] - 2 * per_layer[32] < 40  # beside the layers
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_round_waits_once_and_dispatches_as_much_for_more_requests(pair, shape, temperature):
+    target, drafter = pair
+    if drafter is not None:
+        drafter.bind(target)
+    decoder = Decoder(target, drafter, SHAPES[shape], Sampling(temperature, top_k=20 if temperature else 0))
+    dispatches = {}
+    for requests in (2, 24):
+        batch = begun(decoder, requests)
+        with CountedSyncs() as syncs:
+            batch.round()
+        assert sum(syncs.count.values()) == 1, syncs.count
+        with CountedDispatches() as counted:
+            batch.round()
+        dispatches[requests] = counted.count
+    assert dispatches[2] == dispatches[24]
+
+
+@torch.inference_mode()
+def test_requests_that_come_and_go_copy_one_other_at_most():
+    target = Target.from_model(tiny_llama())
+    decoder = Decoder(target, Eagle3.for_target(target, None, layers=(1,)), 5)
+    counts = {}
+    for requests in (3, 24):
+        batch = begun(decoder, requests)
+        with CountedDispatches() as counted:
+            batch.drop(0)
+            batch.begin(requests, [1, 2, 3, 4], 64, 0)
+        counts[requests] = counted.count
+    assert counts[3] == counts[24]

@@ -1,0 +1,140 @@
+"""Compiled functions beside the eager ones that they are compared with; passes of drafters as graphs."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+from specdraft.decoding import compilation
+from specdraft.decoding.compilation import Compilable, compiling, is_active, wanted
+from specdraft.decoding.decoder import Decoder
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.errors import UserError
+from specdraft.onednn import packed
+from specdraft.targets import Target
+from tests.fakes import random_prompts, tiny_llama
+
+DRAFTERS = {
+    "eagle3": lambda target: Eagle3.for_target(target, None, layers=(1,)),
+    "eagle": lambda target: Eagle.for_target(target),
+    "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
+}
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Graphs that are run as they were found, without a compiler to wait for."""
+    monkeypatch.setattr(compilation, "BACKEND", "eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def doubled(x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (x * 2,)
+
+
+def differs(x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (x * 3 if torch.compiler.is_compiling() else x * 2,)
+
+
+def breaks(x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (x * 2 if x.sum().item() > 0 else x,)
+
+
+def test_auto_compiles_on_cuda_alone():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert not wanted("auto", cpu) and wanted("auto", cuda)
+    assert wanted(True, cpu) and not wanted(False, cuda)
+    with pytest.raises(UserError, match=r"^decoding.compile is 'yes': expected auto, true or false$"):
+        wanted("yes", cpu)
+
+
+def test_it_is_on_inside_alone():
+    assert not is_active()
+    with compiling(True):
+        assert is_active()
+        with compiling(False):
+            assert not is_active()
+        assert is_active()
+    assert not is_active()
+
+
+def test_nothing_is_compiled_unless_asked(graphs):
+    function = Compilable(doubled, "it")
+    assert torch.equal(function(1, torch.ones(2))[0], torch.full((2,), 2.0))
+    assert not torch._dynamo.utils.counters["stats"]
+    prepared = []
+    function = Compilable(doubled, "it", lambda: prepared.append(1))
+    with compiling(True):
+        for _ in range(3):
+            assert torch.equal(function(1, torch.ones(2))[0], torch.full((2,), 2.0))
+    assert prepared == [1]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [(differs, "it differs from eager by 1"), (breaks, "the compiler says: ")]
+)
+def test_what_differs_or_breaks_stays_eager_with_one_line(graphs, function, said):
+    compilable, x = Compilable(function, "the head"), torch.ones(3)
+    with compiling(True):
+        with pytest.warns(UserWarning, match=r"^the head is decoded with uncompiled, slower") as warned:
+            assert torch.equal(compilable(1, x)[0], x * 2)
+        assert len(warned) == 1 and said in str(warned[0].message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(compilable(1, x)[0], x * 2)
+            assert torch.equal(compilable(2, x)[0], x * 2)
+
+
+def test_each_width_is_compared(graphs):
+    compilable = Compilable(lambda x, wide: (x * 3 if wide and torch.compiler.is_compiling() else x * 2,), "it")
+    with compiling(True):
+        assert torch.equal(compilable(1, torch.ones(2), False)[0], torch.full((2,), 2.0))
+        with pytest.warns(UserWarning, match="differs"):
+            compilable(2, torch.ones(2), True)
+
+
+def test_a_copy_calls_the_copys_method():
+    class Owner:
+        def __init__(self, value: float) -> None:
+            self.value = value
+            self.function = Compilable(self.scaled, "it")
+
+        def scaled(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (self.value * x,)
+
+    one = Owner(2.0)
+    other = copy.deepcopy(one)
+    other.value = 5.0
+    assert one.function(1, torch.ones(()))[0] == 2.0 and other.function(1, torch.ones(()))[0] == 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafters_passes_are_graphs_and_decode_the_same(graphs, name):
+    target = Target.from_model(tiny_llama())
+    drafter, prompts = DRAFTERS[name](target), random_prompts(3, [3, 9, 5])
+    decoder = Decoder(target, drafter, 3)
+    expected = decoder.generate_batch(prompts, 16, 3)
+    with warnings.catch_warnings(), compiling(True), packed(drafter):
+        warnings.simplefilter("error")
+        found = decoder.generate_batch(prompts, 16, 3)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert [each.accepted for each in found] == [each.accepted for each in expected]
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_compiled_for_this_processor_with_packed_weights():
+    torch._dynamo.reset()
+    target = Target.from_model(tiny_llama())
+    prompts = random_prompts(2, [3, 9])
+    expected = [each.tokens for each in Decoder(target).generate_batch(prompts, 12, 2)]
+    target.pack()
+    with warnings.catch_warnings(), compiling(True):
+        warnings.simplefilter("error")
+        found = [each.tokens for each in Decoder(target).generate_batch(prompts, 12, 2)]
+    assert found == expected

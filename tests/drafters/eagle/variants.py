@@ -1,0 +1,28 @@
+"""The variants of the family, and a request beside a head."""
+
+import torch
+
+from specdraft.drafters.eagle import Eagle, Eagle3
+from tests.drafters.alone import Alone
+
+STEPS = 4
+VARIANTS = {
+    "first": (Eagle, {}),
+    "third": (Eagle3, {}),
+    "third, fc_norm": (Eagle3, {"fc_norm": True}),
+    "third, norm_output": (Eagle3, {"norm_output": True}),
+    "third, both": (Eagle3, {"fc_norm": True, "norm_output": True}),
+}
+
+
+def features_of(head, batch):
+    return head.target.features(batch.input_ids, batch.position_ids, head.layers)
+
+
+def begun(head, batch) -> Alone:
+    """A request whose text are the nine tokens of the first document and one more."""
+    ids = batch.input_ids[:1, :9]
+    features = head.target.features(ids, batch.position_ids[:1, :9], head.layers)
+    state = Alone(head, int(ids[0, 0]))
+    state.advance(torch.cat([ids[0, 1:], ids[0, :1]]), features)
+    return state
