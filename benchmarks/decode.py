@@ -21,7 +21,8 @@ import torch
 
 from common import median_ratio, print_table, write_result
 from specdraft.data.prompts import check_lengths, encode, load_prompts
-from specdraft.decoding.decoder import Decoder, truncate
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.generation import truncate
 from specdraft.drafters.checkpoint import check_target, load_drafter, read_config
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup

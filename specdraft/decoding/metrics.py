@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from specdraft.decoding.decoder import Generation
+from specdraft.decoding.generation import Generation
 
 
 def _ratio(numerator: float, denominator: float) -> float:

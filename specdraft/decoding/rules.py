@@ -41,7 +41,8 @@ class Verdict(NamedTuple):
 
 Rule = Callable[[DraftTrees, Tensor, Tensor], Verdict]
 """A rule for temperatures above 0: ``(trees, p [B, N + 1, V], uniform [B, N + 1]) -> Verdict``; the uniform numbers in
-[0, 1) are all the chance that it needs."""
+[0, 1) are all the chance that it needs. The first is for the token after the path, the others are for the nodes, so
+that a node which is never reached costs no draw, and a draft that is cut changes none."""
 
 
 def describe(rule: Rule) -> str:
@@ -147,7 +148,7 @@ class Typical(LossyRule):
             longest = lengths.argmax(-1)  # the first of equals
             end = trees.ancestors[_rows(longest), longest]
             accepted = accepted & end
-        return _verdict(trees, accepted, lambda end: sample(p[_rows(end), end], uniform[:, -1]))
+        return _verdict(trees, accepted, lambda end: sample(p[_rows(end), end], uniform[:, 0]))
 
     def first_token(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """See ``LossyRule``."""
@@ -166,25 +167,24 @@ def _walk(trees: DraftTrees, p: Tensor, uniform: Tensor, tolerance: float) -> Ve
     if trees.q is not None:
         q_drafted = trees.q.gather(2, trees.tokens[..., None])[..., 0]
     allowance = tolerance * (1 - p.amax(-1)).gather(1, trees.parents + 1) * q_drafted
-    threshold = uniform[:, :-1] * q_drafted
+    threshold = uniform[:, 1:] * q_drafted
     if trees.width == 1:
         accepted = trees.beneath(threshold < p_drafted + allowance)
-        return _verdict(trees, accepted, lambda end: sample(_residual(trees, p, end), uniform[:, -1]))
+        return _verdict(trees, accepted, lambda end: sample(_residual(trees, p, end), uniform[:, 0]))
     accepted = torch.zeros_like(threshold, dtype=torch.bool)
     here = torch.full_like(trees.tokens[:, 0], ROOT)  # [B], the node that each request stands on
-    moving = torch.ones_like(here, dtype=torch.bool)
     for _ in range(trees.depth):
         residual, taken = p[_rows(here), here + 1], here  # [B, V], [B]
         for rank in range(trees.width):
             child, exists = _child(trees, here, rank)
-            exists = exists & moving & (taken == here)
+            exists = exists & (taken == here)
             mass = residual.gather(1, trees.tokens.gather(1, child)) + allowance.gather(1, child)
             ok = exists & (threshold.gather(1, child) < mass)[:, 0]
             accepted = accepted.scatter(1, child, accepted.gather(1, child) | ok[:, None])
             taken = torch.where(ok, child[:, 0], taken)
             residual = torch.where((exists & ~ok)[:, None], _reject(trees, residual, child), residual)
-        here, moving = taken, taken != here
-    return _verdict(trees, accepted, lambda end: sample(_residual(trees, p, end), uniform[:, -1]))
+        here = taken
+    return _verdict(trees, accepted, lambda end: sample(_residual(trees, p, end), uniform[:, 0]))
 
 
 def _verdict(trees: DraftTrees, accepted: Tensor, after: Callable[[Tensor], Tensor]) -> Verdict:

@@ -57,6 +57,11 @@ class StaticTree:
         return len(self.paths)
 
     @property
+    def num_places(self) -> int:
+        """The most nodes that are read when it is drafted, or verified."""
+        return len(self.paths)
+
+    @property
     def width(self) -> int:
         """The most children that a node has."""
         return 1 + max(path[-1] for path in self.paths)
@@ -99,6 +104,11 @@ class DynamicTree:
             if type(value) is not int or value < 1:
                 raise UserError(f"the dynamic tree's {name} is {value}: expected a whole number of at least 1")
 
+    @property
+    def num_places(self) -> int:
+        """The most nodes that are read when it is drafted, or verified."""
+        return max(self.num_nodes, (self.depth - 1) * self.top_k)
+
     def truncate(self, depth: int) -> "DynamicTree":
         """The first ``depth`` levels."""
         return self if depth >= self.depth else DynamicTree(depth, self.top_k, self.num_nodes)
@@ -110,7 +120,7 @@ class DynamicTree:
 @dataclass(frozen=True)
 class ForcedPath:
     """Not to be verified, but to be looked at: at every level the ``top_k`` most likely tokens, given that the levels
-    above hold the ``tokens [B, depth]`` of each request. The draft has ``top_k`` nodes a level, below the root all."""
+    above hold the ``tokens [B, depth]`` of each request."""
 
     tokens: Tensor
     top_k: int

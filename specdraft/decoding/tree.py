@@ -7,7 +7,7 @@ more requests, and nothing has to be read by the host. What differs from request
 ``alive``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -36,8 +36,8 @@ class DraftTrees:
     parents: Tensor
     q: Tensor | None = None
     alive: Tensor | None = None
-    depth: int = 0
-    width: int = 1
+    depth: int = field(kw_only=True)
+    width: int = field(kw_only=True, default=1)
 
     @classmethod
     def chains(cls, tokens: Tensor, q: Tensor | None = None, alive: Tensor | None = None) -> "DraftTrees":
@@ -64,7 +64,7 @@ class DraftTrees:
             size = next(each.q.shape[-1] for each in trees if each.q is not None)
             q = joined([_distributions(each, size) for each in trees])
         parents = joined([each.parents - ROOT for each in trees]) + ROOT  # padding hangs on the root
-        return cls(tokens, parents, q, alive, max(e.depth for e in trees), max(e.width for e in trees))
+        return cls(tokens, parents, q, alive, depth=max(e.depth for e in trees), width=max(e.width for e in trees))
 
     @property
     def num_nodes(self) -> int:
@@ -110,7 +110,7 @@ class DraftTrees:
         """The trees without the levels beyond ``rooms [B]``."""
         alive = self.depths <= rooms[:, None]
         alive = alive if self.alive is None else alive & self.alive
-        return DraftTrees(self.tokens, self.parents, self.q, alive, self.depth, self.width)
+        return replace(self, alive=alive)
 
 
 def empty(rows: int, device: torch.device) -> DraftTrees:

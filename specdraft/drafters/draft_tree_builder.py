@@ -110,7 +110,7 @@ def _grow_static(
     found = _Children.cat(children)
     q = None if found.q is None else vocabulary.scatter_to_target(found.q)
     above = _constant(tuple(parents), device).expand(batch, -1)
-    return DraftTrees(vocabulary.to_target(found.tokens), above, q, found.alive, shape.depth, shape.width)
+    return DraftTrees(vocabulary.to_target(found.tokens), above, q, found.alive, depth=shape.depth, width=shape.width)
 
 
 class _Children(NamedTuple):
@@ -193,7 +193,7 @@ def _grow_dynamic(logits: Tensor, extend: Extend, shape: DynamicTree, vocabulary
     places = torch.arange(kept.shape[1], device=device).expand_as(kept)
     renumbered = torch.full((batch, tokens.shape[1] + 1), ROOT, device=device).scatter_(1, kept, places)
     parents = parents.gather(1, kept) % (tokens.shape[1] + 1)  # the last place is the root's
-    return DraftTrees(tokens.gather(1, kept), renumbered.gather(1, parents), None, None, shape.depth, width)
+    return DraftTrees(tokens.gather(1, kept), renumbered.gather(1, parents), depth=shape.depth, width=width)
 
 
 def _grow_forced(logits: Tensor, extend: Extend, shape: ForcedPath, vocabulary: Vocabulary) -> DraftTrees:
@@ -204,8 +204,10 @@ def _grow_forced(logits: Tensor, extend: Extend, shape: ForcedPath, vocabulary: 
         tokens.append(vocabulary.to_target(logits[:, 0].topk(top).indices))  # [B, top]
         if depth < shape.depth:
             logits = extend(Level(shape.tokens[:, depth - 1 : depth], above, depth, depth - 1, None))
-    found = torch.cat(tokens, dim=1)
-    return DraftTrees(found, torch.full_like(found, ROOT), None, None, 1, found.shape[1])
+    # A level hangs on the first node of the level above, in the place of the token that is forced there.
+    first = [ROOT, *range(0, (shape.depth - 1) * top, top)][: shape.depth]
+    parents = _constant(tuple(node for node in first for _ in range(top)), logits.device)
+    return DraftTrees(torch.cat(tokens, dim=1), parents.expand(batch, -1), depth=shape.depth, width=top)
 
 
 def _seen_by(parents: Tensor, above: Tensor) -> Tensor:

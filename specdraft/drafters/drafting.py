@@ -5,6 +5,7 @@ B = requests, n = the most tokens that one of them emitted, m = nodes of a level
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdraft.decoding.interfaces import Drafting
@@ -30,6 +31,7 @@ class LevelDrafting(Drafting):
     def extend(self, texts: Texts, level: Level) -> Tensor:
         """Read a level; logits ``[B, m, Vd]`` after each of its nodes."""
 
+    @torch.inference_mode()
     def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
         """See ``Drafting``."""
         logits = self.first(texts)

@@ -162,9 +162,9 @@ class HeadsDrafting(LevelDrafting):
 
     def __init__(self, heads: Heads, rows: int) -> None:
         self.heads, self.vocabulary = heads, heads.vocabulary
-        like = next(heads.parameters())
-        self.last = like.new_zeros(rows, heads.hidden_size)
-        self.token = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        device = next(heads.parameters()).device
+        self.last = torch.zeros(rows, heads.hidden_size, dtype=heads.dtype, device=device)
+        self.token = torch.zeros(rows, dtype=torch.int64, device=device)
         self._path = self.token[:, None, None]  # [B, m, levels], of the nodes of the level that is read
 
     def begin(self, row: int, first_token: int) -> None:

@@ -28,7 +28,7 @@ from specdraft.evaluation.losslessness import Difference
 from specdraft.export.engine import GREEDY
 
 if TYPE_CHECKING:
-    from specdraft.decoding.decoder import Generation
+    from specdraft.decoding.generation import Generation
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Markov:
                 level = below
             found = torch.stack(tokens, dim=1)
             above = torch.tensor(parents).expand_as(found)
-            return DraftTrees(found, above, torch.stack(q, dim=1), None, len(widths), max(widths))
+            return DraftTrees(found, above, torch.stack(q, dim=1), depth=len(widths), width=max(widths))
 
         return draft
 

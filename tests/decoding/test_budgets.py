@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from specdraft.decoding.decoder import Decoder, _Batch
+from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.passes import Pass
+from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.draft_model import DraftModel
@@ -37,9 +38,9 @@ def pair(request):
     return target, DRAFTERS[request.param](target)
 
 
-def begun(decoder: Decoder, requests: int) -> _Batch:
+def begun(decoder: Decoder, requests: int) -> Requests:
     """Requests of unequal lengths, after their first round, in which constants are made."""
-    batch = _Batch(decoder, requests, 90)
+    batch = Requests(decoder, requests, 90)
     for number, prompt in enumerate(random_prompts(requests, [3, 9, 5, 14])):
         batch.begin(number, prompt, 64, number)
     batch.round()

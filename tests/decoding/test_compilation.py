@@ -84,7 +84,7 @@ def test_what_differs_or_breaks_stays_eager_with_one_line(graphs, function, said
             assert torch.equal(compilable(1, x)[0], x * 2)
         assert len(warned) == 1 and said in str(warned[0].message)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", UserWarning)
             assert torch.equal(compilable(1, x)[0], x * 2)
             assert torch.equal(compilable(2, x)[0], x * 2)
 
@@ -120,7 +120,7 @@ def test_a_drafters_passes_are_graphs_and_decode_the_same(graphs, name):
     decoder = Decoder(target, drafter, 3)
     expected = decoder.generate_batch(prompts, 16, 3)
     with warnings.catch_warnings(), compiling(True), packed(drafter):
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         found = decoder.generate_batch(prompts, 16, 3)
     assert [each.tokens for each in found] == [each.tokens for each in expected]
     assert [each.accepted for each in found] == [each.accepted for each in expected]
@@ -135,6 +135,6 @@ def test_compiled_for_this_processor_with_packed_weights():
     expected = [each.tokens for each in Decoder(target).generate_batch(prompts, 12, 2)]
     target.pack()
     with warnings.catch_warnings(), compiling(True):
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         found = [each.tokens for each in Decoder(target).generate_batch(prompts, 12, 2)]
     assert found == expected

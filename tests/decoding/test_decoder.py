@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from specdraft.decoding.decoder import Decoder, Generation, truncate
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.generation import Generation, truncate
 from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
@@ -212,10 +213,3 @@ def test_a_drafter_must_draft(target, num_draft_tokens):
     with pytest.raises(UserError, match=f"num_draft_tokens is {num_draft_tokens}: expected at least 1"):
         Decoder(target, PromptLookup(), num_draft_tokens)
     assert Decoder(target, None, num_draft_tokens).generate([1, 2], 3).tokens  # plain decoding has no use for it
-
-
-def test_cut():
-    assert truncate([5, 6, 7, 8], 3, frozenset()) == [5, 6, 7]
-    assert truncate([5, 6, 7, 8], 3, frozenset({6, 7})) == [5, 6]
-    assert truncate([5, 6, 7, 8], 3, frozenset({8})) == [5, 6, 7]
-    assert truncate([], 3, frozenset({8})) == []

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from specdraft.decoding import decoder as loop
 from specdraft.decoding.cache import StaticCache
-from specdraft.decoding.decoder import Decoder, Generation, truncate
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.generation import Generation, truncate
 from specdraft.decoding.passes import Pass
+from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTrees
@@ -101,7 +103,7 @@ def check_counts(result: Generation, shape: Shape) -> None:
     assert 0 <= emitted - len(result.tokens) <= (result.accepted[-1] if result.accepted else 0)
 
 
-class Checked(loop._Batch):
+class Checked(Requests):
     """After every round the cache must hold each request's text but its last token, as a fresh pass writes it."""
 
     prompts: Sequence[Sequence[int]]
@@ -110,8 +112,8 @@ class Checked(loop._Batch):
     def round(self) -> None:
         super().round()
         Checked.rounds += 1
-        Checked.widest = max(self.widest, len(self.requests))
-        for row, request in enumerate(self.requests):
+        Checked.widest = max(self.widest, len(self.under_way))
+        for row, request in enumerate(self.under_way):
             text = [*self.prompts[request.number], *request.result.tokens]
             assert (self.lengths[row], self.last[row]) == (len(text), text[-1])
             held = text[:-1]
@@ -130,7 +132,7 @@ def checked(monkeypatch):
     def watch(prompts: Sequence[Sequence[int]]) -> type[Checked]:
         for name, value in {"prompts": prompts, "rounds": 0, "widest": 0}.items():
             monkeypatch.setattr(Checked, name, value, raising=False)
-        monkeypatch.setattr(loop, "_Batch", Checked)
+        monkeypatch.setattr(loop, "Requests", Checked)
         return Checked
 
     return watch

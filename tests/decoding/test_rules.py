@@ -168,7 +168,9 @@ def test_no_rule_reads_a_number_from_the_device(rule, kind):
     trees = {"chain": chain_of([1, 2, 3], torch.ones(3, V)), "tree": bush, "nothing": empty(1, torch.device("cpu"))}
     tree = trees.get(kind, tree_of([1, 2, 3], [-1, -1, 0]))
     parts = (tree.tokens, tree.parents, tree.q, tree.alive)
-    there = DraftTrees(*(None if part is None else part.to("meta") for part in parts), tree.depth, tree.width)
+    there = DraftTrees(
+        *(None if part is None else part.to("meta") for part in parts), depth=tree.depth, width=tree.width
+    )
     p = torch.empty(1, tree.num_nodes + 1, V, device="meta")
     verdict = rule(there, p, torch.empty(1, tree.num_nodes + 1, dtype=torch.float64, device="meta"))
     assert [part.shape for part in verdict] == [(1, tree.depth), (1,), (1,)]

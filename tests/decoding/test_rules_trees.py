@@ -176,7 +176,7 @@ def test_the_same_test_rejects_siblings_that_claim_one_q():
     def claims_replacement(numbers: Chance) -> DraftTrees:
         trees = grown(numbers)
         above = torch.where(trees.parents == ROOT, 0, 1 + trees.tokens.gather(1, trees.parents.clamp(min=0)))
-        return DraftTrees(trees.tokens, trees.parents, process.q[above], None, trees.depth, trees.width)
+        return DraftTrees(trees.tokens, trees.parents, process.q[above], None, depth=trees.depth, width=trees.width)
 
     texts, _ = process.emit(rules.rejection_sampling, claims_replacement, DRAWS)
     assert min(process.fits(texts)) < REJECTED / 1000
@@ -189,7 +189,7 @@ def test_drawn_tokens_may_pass_for_chosen_ones():
 
     def forgets_q(numbers: Chance) -> DraftTrees:
         trees = grown(numbers)
-        return DraftTrees(trees.tokens, trees.parents, None, None, trees.depth, trees.width)
+        return DraftTrees(trees.tokens, trees.parents, None, None, depth=trees.depth, width=trees.width)
 
     texts, accepted = process.emit(rules.rejection_sampling, forgets_q, DRAWS)
     assert min(process.fits(texts)) > REJECTED
@@ -281,5 +281,5 @@ def test_certain_targets_find_their_path_among_siblings():
     p = torch.eye(V)[[2, 1, 5, 1, 1, 4]].expand(30, 6, V)
     q = torch.full((30, 5, V), 1 / V)
     for claimed in (None, q):
-        trees = DraftTrees(tree.tokens, tree.parents, claimed, None, 2, 3)
+        trees = DraftTrees(tree.tokens, tree.parents, claimed, depth=2, width=3)
         assert plainly(rules.rejection_sampling(trees, p, uniform(30, trees))) == [((1, 4), 4)] * 30

@@ -28,7 +28,7 @@ def tree_of(
     width = max(Counter(parents).values(), default=1)
     rows = (torch.tensor([list(each)], dtype=torch.int64) for each in (tokens, parents))
     there = None if alive is None else torch.tensor([list(alive)])
-    return DraftTrees(*rows, None if q is None else q[None], there, depth, width)
+    return DraftTrees(*rows, None if q is None else q[None], there, depth=depth, width=width)
 
 
 def chain_of(tokens: Sequence[int], q: Tensor | None = None) -> DraftTrees:
@@ -39,9 +39,8 @@ def chain_of(tokens: Sequence[int], q: Tensor | None = None) -> DraftTrees:
 def repeat(trees: DraftTrees, rows: int) -> DraftTrees:
     """The same tree for so many requests."""
     parts = (trees.tokens, trees.parents, trees.q, trees.alive)
-    return DraftTrees(
-        *(None if part is None else part.expand(rows, *part.shape[1:]) for part in parts), trees.depth, trees.width
-    )
+    wider = (None if part is None else part.expand(rows, *part.shape[1:]) for part in parts)
+    return DraftTrees(*wider, depth=trees.depth, width=trees.width)
 
 
 def plainly(verdict: Verdict) -> list[tuple[tuple[int, ...], int]]:
@@ -62,4 +61,4 @@ def uniform(rows: int, trees: DraftTrees, seed: int = 0) -> Tensor:
 
 def shared_out(uniform: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers ``[B, N + 1]`` of rejection sampling: those of the nodes, and the one that draws the token."""
-    return uniform[:, :-1], uniform[:, -1]
+    return uniform[:, 1:], uniform[:, 0]

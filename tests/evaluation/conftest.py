@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdraft.decoding.decoder import Generation
+from specdraft.decoding.generation import Generation
 from specdraft.embedded.tokenizer import train_tokenizer
 
 

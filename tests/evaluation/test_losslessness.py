@@ -9,7 +9,7 @@ import torch
 
 from specdraft.data.prompts import encode
 from specdraft.decoding import rules
-from specdraft.decoding.decoder import Generation
+from specdraft.decoding.generation import Generation
 from specdraft.decoding.passes import Pass
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table

@@ -3,28 +3,42 @@
 B = requests, n = positions that each reads, m = nodes of a level, H = hidden size, Hq / Hk = query / key-value heads,
 d = head size, Vd = draft vocabulary."""
 
-from typing import TYPE_CHECKING
+# ruff: noqa: D102  (a head's methods are described where they are defined)
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from specdraft.decoding.cache import StaticCache
+from specdraft.decoding.compilation import Compilable
 from specdraft.decoding.passes import Pass, Texts
-from specdraft.drafters.draft_tree_builder import Level
+from specdraft.drafters.draft_tree_builder import Level, Vocabulary
 from specdraft.drafters.drafting import LevelDrafting
-from specdraft.drafters.eagle.forward import Attend
+from specdraft.drafters.eagle.forward import Attend, Output
+from specdraft.drafters.eagle.rotary import RotaryTable
 from specdraft.targets import Features
 
-if TYPE_CHECKING:
-    from specdraft.drafters.eagle.head import EagleHead
+
+class Head(Protocol):
+    """What an ``EagleHead`` is to its drafting."""
+
+    rotary: RotaryTable
+    decoding_pass: Compilable
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+    def feature(self, features: Features) -> Tensor: ...
+    def read(self, tokens: Tensor, feature: Tensor, attend: Attend) -> Output: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 class EagleDrafting(LevelDrafting):
     """The keys and values of all emitted positions of each request, and its output at the last one. The first token
     of a text has no feature before it, so the head never sees it: it holds a position less than the text has tokens."""
 
-    def __init__(self, head: "EagleHead", rows: int, capacity: int) -> None:
+    def __init__(self, head: Head, rows: int, capacity: int) -> None:
         self.head, self.vocabulary = head, head.vocabulary
         self.rows, self.cache = rows, StaticCache(1, rows, capacity)
         self.outputs: list[Tensor] = []  # [rows, H] and [rows, Vd]
@@ -79,7 +93,7 @@ class EagleDrafting(LevelDrafting):
 
 
 def forward(
-    head: "EagleHead",
+    head: Head,
     ids: Tensor,
     feature: Tensor,
     cos: Tensor,

@@ -5,7 +5,7 @@ is at which rank of the draft's order the answer's token lies, given that the le
 can be asked whose drafts are grown by ``draft_tree_builder.grow``."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -134,10 +134,13 @@ def _ranks_of(
         here = lengths[:, None] + torch.arange(depth, device=target.device)
         path = ahead.gather(1, here)
         drafts = drafting.draft(Texts(lengths, longest), ForcedPath(path, top), Sampling(), None)
-        best = drafts.tokens.unflatten(1, (depth, -1)) == path[..., None]  # [B, depth, top]
-        for ranks, levels, (_, answer) in zip(found, best.tolist(), answers, strict=True):
+        right = drafts.beneath(torch.ones_like(drafts.tokens, dtype=torch.bool))
+        right &= drafts.tokens == path.gather(1, drafts.depths - 1)
+        for row, (ranks, (_, answer)) in enumerate(zip(found, answers, strict=True)):
             if emitted < len(answer):
-                ranks.append(_until_wrong(levels[: len(answer) - emitted]))
+                node = right[row].nonzero()[:, 0]
+                by_level = dict(zip(drafts.depths[row, node].tolist(), drafts.ranks[row, node].tolist(), strict=True))
+                ranks.append(_until_wrong(by_level, min(depth, len(answer) - emitted)))
         features = states.take(lengths[:, None] - 1)
         drafting.advance(Texts(lengths, longest), path[:, :1], torch.ones_like(lengths), features)
         lengths, longest = lengths + 1, longest + 1
@@ -149,11 +152,11 @@ def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
     return torch.cat([torch.nn.functional.pad(part, (0, 0, 0, length - part.shape[1])) for part in parts])
 
 
-def _until_wrong(levels: Sequence[Sequence[bool]]) -> Ranks:
-    """Of each level the rank of the true token, up to the first that has none."""
+def _until_wrong(by_level: Mapping[int, int], depth: int) -> Ranks:
+    """Of each of ``depth`` levels the rank of the true token, up to the first that has none."""
     ranks: Ranks = []
-    for level in levels:
-        ranks.append(level.index(True) if True in level else None)
+    for level in range(1, depth + 1):
+        ranks.append(by_level.get(level))
         if ranks[-1] is None:
             break
     return ranks

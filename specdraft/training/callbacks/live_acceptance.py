@@ -17,7 +17,8 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from specdraft.data.datamodule import DataModule
-from specdraft.decoding.decoder import Decoder, Generation
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.generation import Generation
 from specdraft.decoding.metrics import AcceptanceCounts, cost_ratio, predicted_speedup
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.trace import Trace
