@@ -47,12 +47,12 @@ class Windows:
         ranks = rank[flat]
         self.size = size
         self.ranks = ranks.split([len(step) for step in steps])
-        count = -(-min(total, len(flat)) // size)
+        count = -(-total // size)
         edges = torch.arange(count + 1, device=flat.device) * size
         bounds = torch.stack([torch.searchsorted(own, edges) for own in self.ranks])  # [S, K + 1]
-        *self._bounds, last = torch.cat([bounds.flatten(), rank[-1:]]).tolist()
+        last, *self._bounds = torch.cat([rank[-1:], bounds.flatten()]).tolist()
         self._columns = count + 1
-        self.positions = torch.zeros_like(flat).scatter_(0, ranks, flat)[: last + 1]
+        self.positions = torch.empty_like(flat).scatter_(0, ranks, flat)[: last + 1]
 
     def __iter__(self) -> Iterator[tuple[Tensor, list[Part | None]]]:
         """Positions ``[c]`` of each window and what every step has there, or None."""

@@ -69,6 +69,15 @@ def test_the_gradient_takes_the_place_of_logits_that_nobody_keeps(name, dtype):
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(kept, there, strict=True))
 
 
+@pytest.mark.parametrize("pruned", [False, True])
+def test_narrow_logits_of_the_target_are_read_in_full_precision(pruned):
+    z, logits, ids, label = problem(pruned)
+    narrow, exact = eager(z).target(logits.bfloat16(), ids, label), eager(z).target(logits.clone(), ids, label)
+    assert narrow.p.dtype == narrow.mass.dtype == torch.float64
+    rounded = eager(z).target(logits.bfloat16().double(), ids, label)
+    assert torch.equal(narrow.p, rounded.p) and not torch.equal(narrow.p, exact.p)
+
+
 @pytest.mark.parametrize("name", DIVERGENCES)
 @pytest.mark.parametrize("pruned", [False, True])
 def test_tokens_that_both_forbid_are_as_good_as_absent(name, pruned):
