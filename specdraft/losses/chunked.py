@@ -131,7 +131,7 @@ class _ChunkedDistillation(torch.autograd.Function):
             for head, learned in zip(heads, learns, strict=False)
         ]
         grad_hiddens = [
-            torch.zeros_like(step.hidden) if learned else None
+            torch.empty_like(step.hidden) if learned else None
             for step, learned in zip(steps, learns[len(heads) :], strict=True)
         ]
         operands = [head.to(operand) if isinstance(head, Tensor) else head for head in heads]
@@ -154,9 +154,9 @@ class _ChunkedDistillation(torch.autograd.Function):
                 h, head, grad_weight = step.hidden[low:high], operands[step.head], grad_weights[step.head]
                 if isinstance(head, FrozenHead):
                     with torch.enable_grad():
-                        h = h.detach().requires_grad_(grad_hidden is not None)
+                        h.requires_grad_(grad_hidden is not None)
                         z = head.logits(h)
-                    compared = compare.draft(z.detach(), target, places, keep=True)
+                    compared = compare.draft(z, target, places, keep=True)
                     if grad_hidden is not None:
                         (grad_hidden[low:high],) = torch.autograd.grad(z, h, compared.grad)
                 else:
@@ -200,8 +200,13 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
     """``total [Vd, H] += scale * a.T @ b`` of ``a [c, Vd]`` and ``b [c, H]``, with no other tensor of its size."""
     if a.dtype == total.dtype and (len(a) < _FEW or a.device.type != "cpu"):
         total.addmm_(a.T, b, alpha=scale)
-    elif a.device.type == "cuda" and torch.version.cuda:  # narrow operands, added in fp32: cuBLAS alone has that
+    elif _adds_wider(a.device):
         torch.addmm(total, a.T, b, out_dtype=total.dtype, alpha=scale, out=total)
     else:
         for rows, columns in zip(total.split(_ROWS), a.T.split(_ROWS), strict=True):
             rows.add_(product(columns, b.T), alpha=scale)
+
+
+def _adds_wider(device: torch.device) -> bool:
+    """Whether a product of bf16 operands is added to an fp32 tensor where it is made: by cuBLAS since Ampere."""
+    return device.type == "cuda" and bool(torch.version.cuda) and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -109,7 +109,7 @@ def test_a_frozen_weight_gets_no_gradient_and_the_rest_the_same():
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_frozen_head_passes_gradients_on(name):
     (weight,), teacher, steps = problem(pruned=True)
-    capped = FrozenHead(lambda hidden: 4 * torch.tanh(hidden @ weight.detach().T / 4), VD)
+    capped = FrozenHead(lambda hidden: torch.tanh(hidden @ weight.detach().T / 4), VD)  # backward wants its output
     loss, results = distillation_loss([capped], teacher, steps, divergence(name), 16)
     loss.backward()
     ours = [step.hidden.grad for step in steps]
@@ -210,6 +210,41 @@ def test_products_are_added_without_another_tensor_of_the_weights_size(monkeypat
         chunked._add_product(total, a, b, 0.25)
     assert products.most == (VD * H if in_place else 7 * H) and products.dtypes <= {dtype, total.dtype}
     torch.testing.assert_close(total.double(), expected, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-2)
+
+
+def test_a_gpu_adds_narrow_products_where_they_are_made(monkeypatch):
+    added = []
+
+    def addmm(total, a, b, out_dtype, alpha, out):  # as cuBLAS does, which a processor has not
+        added.append((a.dtype, b.dtype, out_dtype))
+        assert out is total
+        return out.addmm_(a.to(out_dtype), b.to(out_dtype), alpha=alpha)
+
+    monkeypatch.setattr(torch, "addmm", addmm)
+    monkeypatch.setattr(chunked, "_adds_wider", lambda device: True)
+    (weight,), teacher, steps = problem(pruned=True)
+    distillation_loss(weight, teacher, steps)[0].backward()
+    wide = [Step(s.hidden.detach().float(), s.positions, s.weight) for s in steps]
+    single = weight.detach().float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        distillation_loss(single, teacher, wide, size=16)[0].backward()
+    assert set(added) == {(torch.bfloat16, torch.bfloat16, torch.float32)} and len(added) > len(steps)
+    torch.testing.assert_close(single.grad.double(), weight.grad, rtol=5e-2, atol=2e-2 * weight.grad.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "capability", "wider"),
+    [
+        ("cuda", "13.0", (8, 0), True),
+        ("cuda", "13.0", (7, 5), False),
+        ("cuda", None, (9, 4), False),
+        ("cpu", "13.0", (9, 0), False),
+    ],
+)
+def test_cublas_adds_wider_since_ampere(monkeypatch, device, cuda, capability, wider):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert chunked._adds_wider(torch.device(device)) is wider
 
 
 def test_a_validation_makes_no_gradients():
