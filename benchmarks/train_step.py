@@ -3,7 +3,9 @@
 ``python benchmarks/train_step.py [--speculators-python PATH]``. Every contender has a process of its own, the same
 weights and the same data; steps are taken in turns. Reported: tokens per second of wall clock and of processor time
 (medians), the memory that a step needs above what the process holds anyway (weights, optimizer state, libraries), and
-the losses, which must agree to 1e-4 where the definitions do (contenders/speculators.py says where they do not).
+the losses, which must agree to 1e-4 where the definitions do (contenders/speculators.py says where they do not). Beside
+them the loss's matrix products alone take turns, each by the fastest library of this machine: where all tokens are
+supervised, the arithmetic of a contender's step over its time is given as a share of that rate.
 
 ``make benchmark-peers`` makes the environment that ``--speculators-python`` names and runs this.
 """
@@ -16,6 +18,8 @@ import os
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,8 @@ from typing import Any
 import torch
 
 from common import alternate, median_ratio, print_table, write_result
-from contenders.problem import Shape
+from contenders.problem import HEAD_DIM, LAYERS, Shape
+from specdraft.onednn import product
 
 LOSS_TOLERANCE = 1e-4
 
@@ -68,13 +73,49 @@ class Worker:
         return json.loads(line)
 
 
+class Products:
+    """The three matrix products of a window of the loss, without anything else."""
+
+    def __init__(self, shape: Shape, rows: int = 256) -> None:
+        hidden, weight = torch.randn(rows, shape.hidden_size), torch.randn(shape.draft_vocab_size, shape.hidden_size)
+        logits, total = torch.randn(rows, len(weight)), torch.zeros_like(weight)
+        self.flops = 2.0 * rows * weight.numel() * 3
+        self.ways: list[list[Callable[[], Any]]] = [
+            [lambda: product(hidden, weight), lambda: hidden @ weight.T],
+            [lambda: product(logits, weight.T), lambda: logits @ weight],
+            [lambda: product(logits.T, hidden.T), lambda: total.addmm_(logits.T, hidden)],
+        ]
+
+    def rate(self) -> float:
+        """FLOP/s by the fastest way of each, the best of some calls."""
+        return self.flops / sum(min(self._seconds(way) for way in ways for _ in range(5)) for ways in self.ways)
+
+    @staticmethod
+    def _seconds(call: Callable[[], Any]) -> float:
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+
+def step_flops(shape: Shape) -> float:
+    """Matrix products of a step whose tokens are all supervised, forward and backward; attention's own are left out."""
+    hidden, queries, keys = shape.hidden_size, shape.num_heads * HEAD_DIM, shape.num_kv_heads * HEAD_DIM
+    layer = 2 * hidden * (queries + 2 * keys) + queries * hidden + 3 * hidden * shape.intermediate_size
+    rows = sum(shape.tokens - 2 - step for step in range(shape.steps))  # that are followed by a token to predict
+    once = shape.tokens * hidden * (2 * shape.vocab_size + 4 * len(LAYERS) * hidden)  # the target's head, and ``fc``
+    return once + 6.0 * rows * (hidden * shape.draft_vocab_size + layer)
+
+
 def compare(shape: Shape, pythons: dict[str, str], rounds: int, threads: int) -> dict[str, Any]:
     """Measure all contenders on one shape."""
     workers = []
     for name, python in pythons.items():  # one after another: their first steps measure memory undisturbed
         workers.append(Worker(name, python, shape, threads))
+    products = Products(shape)
     try:
-        alternate({worker.name: worker.step for worker in workers}, rounds)
+        rates = alternate({worker.name: worker.step for worker in workers} | {"products": products.rate}, rounds)[
+            "products"
+        ]
     finally:
         for worker in workers:
             worker.close()
@@ -91,6 +132,10 @@ def compare(shape: Shape, pythons: dict[str, str], rounds: int, threads: int) ->
             "resident_mib": worker.memory["resident_mib"],
             "losses": losses,
             "loss_difference": abs(losses[0] - ours.memory["loss"]) / abs(ours.memory["loss"]),
+            "product_flops_per_second": statistics.median(rates),
+            "share_of_product_rate": None
+            if shape.first_supervised
+            else step_flops(shape) / median_product(seconds["wall"], rates),
             "ours_speed_ratio": median_ratio(seconds["wall"], mine["wall"]),
             "ours_cpu_speed_ratio": median_ratio(seconds["cpu"], mine["cpu"]),
             "ours_memory_ratio": ours.memory["step_peak_mib"] / worker.memory["step_peak_mib"],
@@ -99,10 +144,25 @@ def compare(shape: Shape, pythons: dict[str, str], rounds: int, threads: int) ->
     return contenders
 
 
+def median_product(ones: Sequence[float], others: Sequence[float]) -> float:
+    """The median over rounds of the product within a round."""
+    return statistics.median(a * b for a, b in zip(ones, others, strict=True))
+
+
 def show(title: str, contenders: dict[str, Any]) -> None:
     """One table."""
     print(f"\n{title}")
-    header = ["", "tokens/s", "per CPU s", "step MiB", "loss", "ours: speed", "CPU speed", "memory"]
+    header = [
+        "",
+        "tokens/s",
+        "per CPU s",
+        "step MiB",
+        "loss",
+        "of the products' rate",
+        "ours: speed",
+        "CPU speed",
+        "memory",
+    ]
     rows = [
         [
             name,
@@ -110,6 +170,7 @@ def show(title: str, contenders: dict[str, Any]) -> None:
             f"{c['tokens_per_cpu_second']:.0f}",
             f"{c['step_peak_mib']:.0f}",
             f"{c['losses'][0]:.6f}",
+            "-" if c["share_of_product_rate"] is None else f"{c['share_of_product_rate']:.0%}",
             f"{c['ours_speed_ratio']:.2f}x",
             f"{c['ours_cpu_speed_ratio']:.2f}x",
             f"{c['ours_memory_ratio']:.2f}x",

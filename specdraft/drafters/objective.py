@@ -69,7 +69,7 @@ def objective(
         metrics[f"step_{index}/loss_sum"] = result.loss_sum
         metrics[f"step_{index}/alpha_sum"] = result.alpha_sum
         metrics[f"step_{index}/match_sum"] = matched.sum()
-        metrics[f"step_{index}/total"] = torch.tensor(len(matched), device=matched.device)
+        metrics[f"step_{index}/total"] = torch.full((), len(matched), device=matched.device)
     total = metrics["step_0/total"]
     metrics["out_of_vocabulary_mass_sum"] = total - results[0].mass_sum
     metrics["out_of_vocabulary_mass_total"] = total

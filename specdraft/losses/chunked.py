@@ -1,7 +1,7 @@
 """Distillation through a vocabulary projection without ever holding all its logits.
 
 n = supervised positions of one step, R = positions of the flat batch, H = hidden size, V / Vd = target / draft
-vocabulary, c = positions in a chunk.
+vocabulary, c = positions in a chunk: a window of the batch, or what a step supervises of it.
 
 Full logits are by far the largest tensors of a training step (1 GB for 2,048 positions of a 128k vocabulary in fp32,
 for each step of the training-time test). Here the target's logits are made once per position, a chunk at a time, and
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdraft.losses.divergence import Distribution, Divergence, Draft, forward_kl
+from specdraft.losses.comparison import comparison
+from specdraft.losses.divergence import Divergence, forward_kl
+from specdraft.losses.windows import Windows, window_size
 from specdraft.onednn import product
 
-# Elements of a chunk of draft logits. Larger chunks take memory; smaller ones make the traffic of the weight gradient
-# (Vd * H read and written per chunk) dominate. See benchmarks/train_step.py.
-CHUNK_ELEMENTS = 128 * 32_768
-_FEW = 256  # positions for which, on a CPU, adding a product to the weight's gradient takes longer than the product
+_FEW = 512  # positions for which, on a CPU, adding a product to the weight's gradient takes longer than the product
+_ROWS = 4096  # of a weight's gradient to which a product is added at a time that cannot be added where it is made
 
 
 @dataclass
@@ -36,27 +36,11 @@ class Teacher:
     draft_ids: Tensor | None
     labels: Tensor | None = None
 
-    @torch.no_grad()
-    def distribution(self, positions: Tensor, dtype: torch.dtype) -> Distribution:
-        """The distributions at ``positions [c]``."""
-        logits = self.logits(self.last[positions]).to(dtype)  # [c, V]
-        if self.draft_ids is None:
-            p, log_normalizer, best = softmax(logits, torch.empty_like(logits))
-            mass = torch.ones_like(log_normalizer)
-        else:
-            best, outside = logits.argmax(-1), logits.logsumexp(-1)
-            logits = logits.index_select(-1, self.draft_ids)  # [c, Vd]
-            p, log_normalizer, _ = softmax(logits, torch.empty_like(logits))
-            mass = (log_normalizer - outside).exp_()
-        p_log_p = torch.linalg.vecdot(p, logits) - log_normalizer
-        return Distribution(p, p_log_p, mass, best, None if self.labels is None else self._label(positions))
-
-    def _label(self, positions: Tensor) -> Tensor:
-        """The labels at ``positions [c]`` as draft ids, -1 outside the draft vocabulary."""
-        assert self.labels is not None
+    def label(self, positions: Tensor) -> Tensor | None:
+        """The labels at ``positions [c]`` as draft ids, -1 outside the draft vocabulary; None where there are none."""
+        if self.labels is None or self.draft_ids is None:
+            return None if self.labels is None else self.labels[positions]
         label = self.labels[positions]
-        if self.draft_ids is None:
-            return label
         index = torch.searchsorted(self.draft_ids, label).clamp_(max=len(self.draft_ids) - 1)
         return index.where(self.draft_ids[index] == label, -1)
 
@@ -104,37 +88,24 @@ class StepResult:
     matched: Tensor
 
 
-def softmax(logits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax of ``logits [c, Vd]`` into ``out``, the log normalizer ``[c]`` and the argmax ``[c]``. Five passes over
-    memory that is there already; torch's own functions would touch fresh pages in each."""
-    largest, index = logits.max(-1)
-    total = torch.sub(logits, largest[:, None], out=out).exp_().sum(-1)
-    return out.div_(total[:, None]), largest + total.log(), index
-
-
 def distillation_loss(
     weight: Tensor | Sequence[Head],
     teacher: Teacher,
     steps: Sequence[Step],
     divergence: Divergence = forward_kl,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    size: int | None = None,
 ) -> tuple[Tensor, list[StepResult]]:
     """Sum over steps of ``step.weight`` times the mean divergence of its positions (none: zero); differentiable in the
     steps' hidden states and in ``weight [Vd, H]``, or in one of that shape per head. What is frozen costs no gradient.
-    See ``tests/losses/reference.py`` for the same in a few lines."""
+    Products take their operands in autocast's dtype and are summed in fp32; ``size`` is the positions of a window, by
+    default what suits the device. See ``tests/losses/reference.py`` for the same in a few lines."""
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
-    zero = torch.zeros((), dtype=_accumulator(steps[0].hidden), device=steps[0].hidden.device)
-    results = [
-        StepResult(zero.clone(), zero.clone(), zero.clone(), torch.zeros_like(step.positions, dtype=torch.bool))
-        for step in steps
-    ]
-    hiddens = (step.hidden for step in steps)
-    loss = _ChunkedDistillation.apply(teacher, steps, results, divergence, chunk_elements, *weights, *hiddens)
+    tensors = [*weights, *(step.hidden for step in steps)]
+    if not torch.is_grad_enabled():  # a validation: autograd would ask for gradients all the same
+        tensors = [tensor.detach() if isinstance(tensor, Tensor) else tensor for tensor in tensors]
+    results: list[StepResult] = []
+    loss = _ChunkedDistillation.apply(teacher, steps, results, divergence, size, *tensors)
     return loss, results
-
-
-def _accumulator(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class _ChunkedDistillation(torch.autograd.Function):
@@ -145,73 +116,69 @@ class _ChunkedDistillation(torch.autograd.Function):
         ctx: Any,
         teacher: Teacher,
         steps: Sequence[Step],
-        results: Sequence[StepResult],
+        results: list[StepResult],
         divergence: Divergence,
-        chunk_elements: int,
-        *heads_and_hiddens: Any,
+        size: int | None,
+        *tensors: Any,
     ) -> Tensor:
-        weights: Sequence[Head] = heads_and_hiddens[: -len(steps)]
-        size = len(weights[0]) if isinstance(weights[0], Tensor) else weights[0].size
-        dtype, device = _accumulator(steps[0].hidden), steps[0].hidden.device
-        trained = ctx.needs_input_grad[5:]  # a frozen head spares a third of the arithmetic
-        grad_weights = [
-            torch.zeros_like(weight, dtype=dtype) if isinstance(weight, Tensor) and learns else None
-            for weight, learns in zip(weights, trained, strict=False)
+        heads: Sequence[Head] = tensors[: -len(steps)]
+        learns = ctx.needs_input_grad[5:]
+        vocabulary = len(heads[0]) if isinstance(heads[0], Tensor) else heads[0].size
+        device, operand = steps[0].hidden.device, _operand_dtype(steps[0].hidden)
+        zero = torch.zeros((), dtype=torch.promote_types(operand, torch.float32), device=device)
+        grad_weights = [  # a frozen head spares a third of the arithmetic
+            torch.zeros_like(head, dtype=zero.dtype) if isinstance(head, Tensor) and learned else None
+            for head, learned in zip(heads, learns, strict=False)
         ]
-        grad_hiddens = [torch.zeros_like(step.hidden) for step in steps]
-        chunk = max(16, chunk_elements // size)
-        positions = torch.unique(torch.cat([step.positions for step in steps]))  # ascending
-        # Reused by every chunk: fresh pages of this size cost more than the arithmetic on them.
-        spare = torch.empty((2, min(chunk, len(positions)), size), dtype=dtype, device=device)
-        for window in positions.split(chunk):
-            if len(window) == 0:  # no step has a position
-                break
-            target = teacher.distribution(window, dtype)
-            first_and_end = torch.stack([window[0], window[-1] + 1])
-            for step, result, grad_hidden in zip(steps, results, grad_hiddens, strict=True):
-                low, high = torch.searchsorted(step.positions, first_and_end).tolist()
-                if low == high:
+        grad_hiddens = [
+            torch.empty_like(step.hidden) if learned else None
+            for step, learned in zip(steps, learns[len(heads) :], strict=True)
+        ]
+        operands = [head.to(operand) if isinstance(head, Tensor) else head for head in heads]
+        windows = Windows(
+            [step.positions for step in steps], len(teacher.last), size or window_size(vocabulary, device)
+        )
+        compare = comparison(divergence, min(windows.size, len(windows.positions)), vocabulary, zero.dtype, device)
+        none = zero.new_empty(0)
+        targets = [(none.long(), none)]  # best and mass of each window
+        drafts = [[(none, none, none.long())] for _ in steps]  # values, alpha and best token of each chunk
+        for positions, parts in windows:
+            target = compare.target(
+                teacher.logits(teacher.last[positions]), teacher.draft_ids, teacher.label(positions)
+            )
+            targets.append((target.best, target.mass))
+            for step, part, draft, grad_hidden in zip(steps, parts, drafts, grad_hiddens, strict=True):
+                if part is None:
                     continue
-                at = target
-                if high - low < len(window):  # not every position of the window is supervised in this step
-                    at = target.at(torch.searchsorted(window, step.positions[low:high]))
-                weight, grad_weight = weights[step.head], grad_weights[step.head]
-                h = step.hidden[low:high]
-                q, overlap = spare[:, : len(h)]  # [c, Vd] each
-                if isinstance(weight, FrozenHead):
+                low, high, places = part
+                h, head, grad_weight = step.hidden[low:high], operands[step.head], grad_weights[step.head]
+                if isinstance(head, FrozenHead):
                     with torch.enable_grad():
-                        h = h.detach().requires_grad_(step.hidden.requires_grad)
-                        logits = weight.logits(h)
+                        h.requires_grad_(grad_hidden is not None)
+                        z = head.logits(h)
+                    compared = compare.draft(z, target, places, keep=True)
+                    if grad_hidden is not None:
+                        (grad_hidden[low:high],) = torch.autograd.grad(z, h, compared.grad)
                 else:
-                    logits = product(h, weight)
-                # Divergences may write into z, [c, Vd]; a frozen head's gradient may need what it gave.
-                z = logits.detach().to(dtype, copy=isinstance(weight, FrozenHead))
-                _, log_normalizer, drafted = softmax(z, out=q)
-                drafted = drafted if teacher.draft_ids is None else teacher.draft_ids[drafted]
-                result.matched[low:high] = drafted == at.best
-                torch.mul(at.p, at.mass[:, None], out=overlap)
-                alpha = torch.minimum(overlap, q, out=overlap).sum(-1)
-                result.alpha_sum += alpha.sum()
-                result.mass_sum += at.mass.sum()
-
-                values, grad_z = divergence(Draft(z, log_normalizer, q, overlap, alpha), at)
-                result.loss_sum += values.sum()
-                grad_z = grad_z.mul_(step.scale).to(h.dtype)
-                if isinstance(weight, FrozenHead):
-                    if h.requires_grad:
-                        (grad_hidden[low:high],) = torch.autograd.grad(logits, h, grad_z.to(logits.dtype))
-                    continue
-                grad_hidden[low:high] = product(grad_z, weight.to(h.dtype).T)
-                if grad_weight is None:
-                    continue
-                if h.dtype == dtype and (len(h) < _FEW or device.type != "cpu"):
-                    grad_weight.addmm_(grad_z.T, h)
-                else:
-                    grad_weight += product(grad_z.T, h.T)
+                    h = h.to(operand)
+                    compared = compare.draft(product(h, head), target, places, keep=False)
+                    if grad_hidden is not None:
+                        grad_hidden[low:high] = product(compared.grad, head.T)
+                    if grad_weight is not None:
+                        _add_product(grad_weight, compared.grad, h, step.scale)
+                draft.append((compared.values, compared.alpha, compared.drafted))
+        best, mass = (torch.cat(column) for column in zip(*targets, strict=True))
+        for chunks, ranks in zip(drafts, windows.ranks, strict=True):
+            values, alpha, drafted = (torch.cat(column) for column in zip(*chunks, strict=True))
+            drafted = drafted if teacher.draft_ids is None else teacher.draft_ids[drafted]
+            results.append(StepResult(values.sum(), alpha.sum(), mass[ranks].sum(), drafted == best[ranks]))
         rounded = [
-            g.to(w.dtype) if isinstance(w, Tensor) and g is not None else None
-            for g, w in zip(grad_weights, weights, strict=True)
+            gradient.to(head.dtype) if isinstance(head, Tensor) and gradient is not None else None
+            for gradient, head in zip(grad_weights, heads, strict=True)
         ]
+        for step, gradient in zip(steps, grad_hiddens, strict=True):
+            if gradient is not None:
+                gradient.mul_(step.scale)
         ctx.save_for_backward(*rounded, *grad_hiddens)
         means = (result.loss_sum * step.scale for step, result in zip(steps, results, strict=True))
         return torch.stack(list(means)).sum()
@@ -220,3 +187,26 @@ class _ChunkedDistillation(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors)
         return (*[None] * 5, *gradients)
+
+
+def _operand_dtype(hidden: Tensor) -> torch.dtype:
+    """What products are computed in. Autocast does not reach those that write into a given tensor."""
+    kind = hidden.device.type
+    cast = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if cast else hidden.dtype
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
+    """``total [Vd, H] += scale * a.T @ b`` of ``a [c, Vd]`` and ``b [c, H]``, with no other tensor of its size."""
+    if a.dtype == total.dtype and (len(a) < _FEW or a.device.type != "cpu"):
+        total.addmm_(a.T, b, alpha=scale)
+    elif _adds_wider(a.device):
+        torch.addmm(total, a.T, b, out_dtype=total.dtype, alpha=scale, out=total)
+    else:
+        for rows, columns in zip(total.split(_ROWS), a.T.split(_ROWS), strict=True):
+            rows.add_(product(columns, b.T), alpha=scale)
+
+
+def _adds_wider(device: torch.device) -> bool:
+    """Whether a product of bf16 operands is added to an fp32 tensor where it is made: by cuBLAS since Ampere."""
+    return device.type == "cuda" and bool(torch.version.cuda) and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -36,8 +36,8 @@ class Distribution(NamedTuple):
     best: Tensor
     label: Tensor | None = None
 
-    def at(self, index: Tensor) -> "Distribution":
-        """Only the positions ``index [n]``."""
+    def at(self, index: Tensor | slice) -> "Distribution":
+        """Only the positions ``index [n]``, or a slice of them."""
         return Distribution._make(None if field is None else field[index] for field in self)
 
 
@@ -52,17 +52,27 @@ class Draft(NamedTuple):
     alpha: Tensor
 
 
+class Compared(NamedTuple):
+    """Of a chunk: the divergence's values ``[c]``, alpha ``[c]``, the draft's best token ``[c]`` as a draft id, and the
+    values' gradient in the logits ``[c, Vd]``, in their dtype."""
+
+    values: Tensor
+    alpha: Tensor
+    drafted: Tensor
+    grad: Tensor
+
+
 class Divergence(Protocol):
     """A divergence of the draft from the target."""
 
     def __call__(self, draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
         """Values ``[c]`` (KL and JSD in nats) and the gradient in z ``[c, Vd]``. The draft's z, q and overlap may be
-        overwritten; the target, shared by all steps, may not."""
+        overwritten; the target, shared by all steps, may not. A gradient that is written over z need not be copied."""
 
 
 def forward_kl(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
     """KL(p, q) = sum p log p - sum p z + logsumexp(z); the gradient is q - p."""
-    return _forward_kl(draft, target), draft.q.sub_(target.p)
+    return _forward_kl(draft, target), torch.sub(draft.q, target.p, out=draft.z)
 
 
 def reverse_kl(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
@@ -91,7 +101,7 @@ class Jsd:
 
 def total_variation(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
     """1 - alpha; see ``_acceptance_slope`` for the gradient."""
-    return 1 - draft.alpha, draft.q.mul_(_acceptance_slope(draft))
+    return 1 - draft.alpha, torch.mul(draft.q, _acceptance_slope(draft), out=draft.z)
 
 
 @dataclass(frozen=True)
@@ -110,18 +120,24 @@ class LkHybrid:
         share = (-self.eta * draft.alpha).exp_()  # lambda [c]
         values = torch.lerp(1 - draft.alpha, _forward_kl(draft, target), share)
         slope = _acceptance_slope(draft).mul_((1 - share)[:, None]).add_(share[:, None])
-        return values, draft.q.mul_(slope).addcmul_(target.p, share[:, None], value=-1)
+        return values, torch.mul(draft.q, slope, out=draft.z).addcmul_(target.p, share[:, None], value=-1)
 
 
 def cross_entropy(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
     """-log q(label); the gradient is q minus one at the label. A label outside the draft vocabulary adds nothing.
     Raises UserError where the drafter gives no labels."""
-    if target.label is None:
-        raise UserError("this drafter has no true next tokens for the divergence cross_entropy: choose forward_kl")
-    known, label = target.label >= 0, target.label.clamp(min=0)[:, None]
+    given = wants_labels(target.label)
+    known, label = given >= 0, given.clamp(min=0)[:, None]
     values = draft.log_normalizer - draft.z.gather(-1, label)[:, 0]
     grad_z = draft.q.scatter_add_(-1, label, torch.full_like(values, -1)[:, None])
-    return values.where(known, 0), grad_z.mul_(known[:, None])
+    return values.where(known, 0), torch.mul(grad_z, known[:, None], out=draft.z)
+
+
+def wants_labels(label: Tensor | None) -> Tensor:
+    """The labels. Raises UserError where there are none."""
+    if label is None:
+        raise UserError("this drafter has no true next tokens for the divergence cross_entropy: choose forward_kl")
+    return label
 
 
 def divergence(spec: str | Mapping[str, Any]) -> Divergence:

@@ -6,6 +6,8 @@ import torch
 from common import alternate, median_ratio
 from contenders import ours, reference
 from contenders.problem import Shape, make_problem
+from tests.drafters.counting import CountedFlops
+from train_step import Products, step_flops
 
 SMALL = {
     "hidden_size": 128,
@@ -43,3 +45,16 @@ def test_contenders_take_turns_and_ratios_are_within_a_round():
     assert "".join(order) == "ABABAB"
     assert measured == {"A": [1.0, 3.0, 5.0], "B": [2.0, 4.0, 6.0]}
     assert median_ratio([2.0, 4.0, 90.0], [1.0, 2.0, 3.0]) == 2.0
+
+
+def test_arithmetic_is_that_of_a_step():
+    shape = Shape(**SMALL)
+    contender = ours.build(make_problem(shape))
+    with CountedFlops() as flops:
+        contender.step(make_problem(shape))
+    counted = sum(flops.count[name] for name in ("mm", "addmm", "addmm_", "_linear_pointwise"))
+    assert step_flops(shape) == pytest.approx(counted, rel=0.1)
+
+
+def test_the_rate_of_products_is_positive():
+    assert Products(Shape(**SMALL), rows=8).rate() > 0

@@ -7,6 +7,7 @@ from torch import nn
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.losses.divergence import divergence
+from tests.losses.counting import HostReads
 from tests.losses.reference import lk_hybrid, reference_loss
 
 V, H, R = 7, 4, 80
@@ -53,6 +54,13 @@ def test_the_loss_is_the_weighted_mean_of_what_is_counted():
     torch.testing.assert_close(loss, total, rtol=1e-12, atol=0)
     torch.testing.assert_close(loss, reference_loss(head.weight, teacher, steps, lk_hybrid(10)), rtol=1e-12, atol=0)
     assert not any(value.requires_grad for value in metrics.values())
+
+
+def test_the_host_reads_once():
+    (head,), teacher, steps = draft()
+    with HostReads() as reads:
+        objective([head.weight], teacher, steps, divergence("forward_kl"))
+    assert reads.seen == ["tolist"]
 
 
 def test_heads_lend_all_their_weights_at_once_and_only_while_they_are_called():

@@ -116,7 +116,7 @@ def test_only_training_batches_are_prepared(target, packed):
 def test_sampling_under_autocast_spoils_no_gradient(packed):
     """Autocast keeps the weights that it has cast, without gradients where sampling did it."""
     target = Target.from_model(tiny_llama(97))
-    draft = DraftModel.for_target(target, on_policy=1.0)
+    draft = DraftModel.for_target(target, copy_layers=1, on_policy=1.0)
     with torch.autocast("cpu", torch.bfloat16):
         batch = draft.prepare(packed, generator())
         loss = draft.training_loss(batch, features_of(target, batch), target).loss

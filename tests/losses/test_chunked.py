@@ -1,10 +1,15 @@
 """The chunked loss against the plain one, in fp64: value, gradients, and the sums it counts on the way."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from specdraft.losses import chunked
 from specdraft.losses.chunked import FrozenHead, Step, Teacher, distillation_loss
 from specdraft.losses.divergence import divergence
+from tests.drafters.counting import CountedFlops
 from tests.losses import reference
 from tests.losses.reference import reference_loss
 
@@ -49,7 +54,7 @@ def gradients(weights, steps):
 @pytest.mark.parametrize("rows_per_chunk", [16, 25, 1000])
 def test_value_and_gradients_equal_the_reference(pruned, heads, name, rows_per_chunk):
     weights, teacher, steps = problem(pruned, heads)
-    loss, _ = distillation_loss(weights, teacher, steps, divergence(name), rows_per_chunk * len(weights[0]))
+    loss, _ = distillation_loss(weights, teacher, steps, divergence(name), rows_per_chunk)
     (3 * loss).backward()
     ours = gradients(weights, steps)
 
@@ -66,13 +71,13 @@ def test_gradients_equal_finite_differences():
 
     def loss(weight, *hiddens):
         moved = [Step(h, s.positions, s.weight) for h, s in zip(hiddens, steps, strict=True)]
-        return distillation_loss(weight, teacher, moved, chunk_elements=16 * VD)[0]
+        return distillation_loss(weight, teacher, moved, size=16)[0]
 
     assert torch.autograd.gradcheck(loss, (weight, *(step.hidden for step in steps)), fast_mode=True)
 
 
-@pytest.mark.parametrize(("elements", "positions"), [(16 * VD, 16), (25 * VD, 25), (1, 16)])
-def test_the_target_is_asked_once_per_position_for_all_heads(elements, positions):
+@pytest.mark.parametrize("size", [16, 25])
+def test_the_target_is_asked_once_per_position_for_all_heads(size):
     weights, teacher, steps = problem(pruned=True, heads=4)
     asked = []
 
@@ -81,8 +86,8 @@ def test_the_target_is_asked_once_per_position_for_all_heads(elements, positions
         return teacher.logits(hidden)
 
     counted = Teacher(teacher.last, logits, teacher.draft_ids)
-    distillation_loss(weights, counted, steps, chunk_elements=elements)
-    assert max(asked) == positions and sum(asked) == len({p for step in steps for p in step.positions.tolist()})
+    distillation_loss(weights, counted, steps, size=size)
+    assert max(asked) == size and sum(asked) == len({p for step in steps for p in step.positions.tolist()})
 
 
 def test_a_frozen_weight_gets_no_gradient_and_the_rest_the_same():
@@ -104,8 +109,8 @@ def test_a_frozen_weight_gets_no_gradient_and_the_rest_the_same():
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_frozen_head_passes_gradients_on(name):
     (weight,), teacher, steps = problem(pruned=True)
-    capped = FrozenHead(lambda hidden: 4 * torch.tanh(hidden @ weight.detach().T / 4), VD)
-    loss, results = distillation_loss([capped], teacher, steps, divergence(name), 16 * VD)
+    capped = FrozenHead(lambda hidden: torch.tanh(hidden @ weight.detach().T / 4), VD)  # backward wants its output
+    loss, results = distillation_loss([capped], teacher, steps, divergence(name), 16)
     loss.backward()
     ours = [step.hidden.grad for step in steps]
 
@@ -155,22 +160,109 @@ def test_the_target_gets_no_gradient():
     assert teacher.last.grad is None and weights[0].grad is not None
 
 
-def test_autocast_projects_fp32_weights_in_bf16():
+class Products(TorchDispatchMode):
+    """The dtypes of operands, and the most elements of a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes, self.most = set(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func._overloadpacket.__name__ in {"mm", "addmm", "addmm_", "_linear_pointwise"}:
+            self.dtypes |= {tensor.dtype for tensor in args if isinstance(tensor, torch.Tensor)}
+            self.most = max(self.most, out.numel())
+        return out
+
+
+def test_autocast_computes_all_products_of_fp32_in_bf16():
     (weight,), teacher, steps = problem(pruned=True)
-    narrow = [Step(s.hidden.detach().bfloat16(), s.positions, s.weight) for s in steps]
+    wide = [Step(s.hidden.detach().float().requires_grad_(), s.positions, s.weight) for s in steps]
+    single = weight.detach().float().requires_grad_()
+    with Products() as products, torch.autocast("cpu", torch.bfloat16):
+        loss, results = distillation_loss(single, replace(teacher, logits=lambda h: teacher.logits(h).float()), wide)
+    assert products.dtypes == {torch.bfloat16, torch.float64}, "the teacher's alone are in fp64"
+    loss.backward()
+    assert {single.grad.dtype, loss.dtype, results[0].alpha_sum.dtype, wide[0].hidden.grad.dtype} == {torch.float32}
+    expected = distillation_loss(weight, teacher, steps)[0]
+    expected.backward()
+    torch.testing.assert_close(loss.double(), expected, rtol=2e-2, atol=0)
+    for mine, theirs in ((single, weight), *((a.hidden, b.hidden) for a, b in zip(wide, steps, strict=True))):
+        torch.testing.assert_close(
+            mine.grad.double(), theirs.grad, rtol=5e-2, atol=2e-2 * theirs.grad.abs().max().item()
+        )
+
+
+def test_autocast_leaves_fp64_alone():
+    (weight,), teacher, steps = problem(pruned=True)
+    expected, _ = distillation_loss(weight, teacher, steps)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(distillation_loss(weight, teacher, steps)[0], expected)
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(40, torch.float32), (600, torch.float32), (40, torch.bfloat16)])
+def test_products_are_added_without_another_tensor_of_the_weights_size(monkeypatch, rows, dtype):
+    monkeypatch.setattr(chunked, "_ROWS", 7)
+    total, a, b = torch.randn(VD, H), torch.randn(rows, VD).to(dtype), torch.randn(rows, H).to(dtype)
+    expected = total.double() + 0.25 * a.double().T @ b.double()
+    in_place = dtype == torch.float32 and rows < 512
+    with Products() as products:
+        chunked._add_product(total, a, b, 0.25)
+    assert products.most == (VD * H if in_place else 7 * H) and products.dtypes <= {dtype, total.dtype}
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-2)
+
+
+def test_a_gpu_adds_narrow_products_where_they_are_made(monkeypatch):
+    added = []
+
+    def addmm(total, a, b, out_dtype, alpha, out):  # as cuBLAS does, which a processor has not
+        added.append((a.dtype, b.dtype, out_dtype))
+        assert out is total
+        return out.addmm_(a.to(out_dtype), b.to(out_dtype), alpha=alpha)
+
+    monkeypatch.setattr(torch, "addmm", addmm)
+    monkeypatch.setattr(chunked, "_adds_wider", lambda device: True)
+    (weight,), teacher, steps = problem(pruned=True)
+    distillation_loss(weight, teacher, steps)[0].backward()
+    wide = [Step(s.hidden.detach().float(), s.positions, s.weight) for s in steps]
     single = weight.detach().float().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = distillation_loss(single, teacher, narrow)
-    loss.backward()
-    assert single.grad.dtype == loss.dtype == torch.float32
-    torch.testing.assert_close(loss.double(), distillation_loss(weight, teacher, steps)[0], rtol=2e-2, atol=0)
+        distillation_loss(single, teacher, wide, size=16)[0].backward()
+    assert set(added) == {(torch.bfloat16, torch.bfloat16, torch.float32)} and len(added) > len(steps)
+    torch.testing.assert_close(single.grad.double(), weight.grad, rtol=5e-2, atol=2e-2 * weight.grad.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "capability", "wider"),
+    [
+        ("cuda", "13.0", (8, 0), True),
+        ("cuda", "13.0", (7, 5), False),
+        ("cuda", None, (9, 4), False),
+        ("cpu", "13.0", (9, 0), False),
+    ],
+)
+def test_cublas_adds_wider_since_ampere(monkeypatch, device, cuda, capability, wider):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert chunked._adds_wider(torch.device(device)) is wider
+
+
+def test_a_validation_makes_no_gradients():
+    weights, teacher, steps = problem(pruned=True, heads=2)
+    expected, _ = distillation_loss(weights, teacher, steps)
+    with torch.no_grad(), CountedFlops() as flops:
+        loss, _ = distillation_loss(weights, teacher, steps)
+    assert torch.equal(loss, expected) and not loss.requires_grad
+    chosen = sum(len(step.positions) for step in steps)
+    asked = len({position for step in steps for position in step.positions.tolist()})
+    assert flops.count.total() == 2 * H * (VD * chosen + V * asked)
 
 
 def test_every_label_finds_its_draft_id():
     last, ids = torch.zeros(6, H, dtype=torch.float64), torch.tensor([1, 2, 4])
     teacher = Teacher(last, lambda hidden: hidden[:, :6], ids, labels=torch.arange(6))
-    assert teacher.distribution(torch.arange(6), torch.float64).label.tolist() == [-1, 0, 1, -1, 2, -1]
-    assert teacher.distribution(torch.tensor([4, 0]), torch.float64).label.tolist() == [2, -1]
+    assert teacher.label(torch.arange(6)).tolist() == [-1, 0, 1, -1, 2, -1]
+    assert teacher.label(torch.tensor([4, 0])).tolist() == [2, -1]
 
 
 def test_labels_outside_the_draft_vocabulary_add_nothing():
@@ -192,7 +284,7 @@ def test_labels_outside_the_draft_vocabulary_add_nothing():
 @pytest.mark.parametrize("name", FORMULAS)
 def test_sums_measure_acceptance_against_the_full_vocabulary(name):
     weights, teacher, steps = problem(pruned=True, heads=2)
-    _, results = distillation_loss(weights, teacher, steps, divergence(name), chunk_elements=16 * VD)
+    _, results = distillation_loss(weights, teacher, steps, divergence(name), size=16)
     for step, result in zip(steps, results, strict=True):
         p = teacher.logits(teacher.last[step.positions]).softmax(-1)  # all of V
         q = torch.zeros_like(p)
@@ -239,7 +331,7 @@ def test_bf16_gradients_of_many_chunks_are_summed_in_fp32():
     alike = Teacher(teacher.last[:1].expand(rows, -1), teacher.logits, teacher.draft_ids)
     hidden = torch.linspace(-1, 1, H).bfloat16().expand(rows, -1)
     narrow = weights[0].detach().bfloat16().requires_grad_()
-    distillation_loss(narrow, alike, [Step(hidden, torch.arange(rows), 1.0)], chunk_elements=16 * VD)[0].backward()
+    distillation_loss(narrow, alike, [Step(hidden, torch.arange(rows), 1.0)], size=16)[0].backward()
 
     exact = narrow.detach().double().requires_grad_()
     reference_loss(exact, alike, [Step(hidden[:1].double(), torch.arange(1), 1.0)]).backward()

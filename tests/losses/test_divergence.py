@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from specdraft.errors import UserError
-from specdraft.losses.chunked import softmax
+from specdraft.losses.comparison import softmax
 from specdraft.losses.divergence import DIVERGENCES, Distribution, Draft, divergence
 from tests.losses import reference
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from specdraft.drafters.objective import DraftHead
-from specdraft.losses.chunked import CHUNK_ELEMENTS
+from specdraft.losses.windows import ELEMENTS, POSITIONS
 
 _EXPERT = re.compile(r"\bexperts\b")
 
@@ -65,15 +65,17 @@ def state_bytes(parameters: int, stage: int | None, devices: int, mixed: bool) -
     return {"drafter weights": weights, "drafter gradients": gradients, "optimizer states": optimizer}
 
 
-def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabulary: int) -> float:
-    """Bytes that the loss holds at its peak: of a chunk of positions the logits of target and draft in fp32 and what is
-    made of them, and of the trained projections a gradient, which is there beside that of the step before."""
-    chunk = min(max(16, CHUNK_ELEMENTS // draft_vocabulary), tokens)
+def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabulary: int, gpus: bool) -> float:
+    """Bytes that the loss holds at its peak: of a chunk of positions the logits of target and draft and what is made of
+    them, and of the trained projections a gradient, which is there beside that of the step before. On GPUs a chunk is
+    larger, and one kernel leaves it in the two bytes in which it was made."""
+    chunk, element = (POSITIONS, 2) if gpus else (max(16, ELEMENTS // draft_vocabulary), 4)
+    chunk = min(chunk, tokens)
     heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
     projections = {id(head.weight): head.weight.numel() for head in heads if head.weight.requires_grad}
-    target = 2 * chunk * vocabulary  # logits, and their exponentials
-    draft = 6 * chunk * draft_vocabulary  # p, z, q, their overlap, and two products of a divergence
-    return 4.0 * (target + draft + sum(projections.values()))
+    target = 2 * chunk * vocabulary  # logits; their exponentials, or as they were before a scale and a soft-cap
+    draft = (2 if gpus else 6) * chunk * draft_vocabulary  # the target's and z; p, z, q, their overlap, two products
+    return float(element * (target + draft) + 4 * sum(projections.values()))
 
 
 def target_weight_bytes(sizes: Sizes, element: int, devices: int, placement: str) -> float:

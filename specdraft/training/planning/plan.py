@@ -111,7 +111,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         # Scores, their mask added, shifted by the maximum, and their softmax.
         passing += 4 * target.config.num_attention_heads * length * tokens * target_element
     features = (len(drafter.layers) + 1) * target.hidden_size
-    loss = costs.loss_bytes(drafter, tokens, target.vocab_size, vocabulary or target.vocab_size)
+    loss = costs.loss_bytes(drafter, tokens, target.vocab_size, vocabulary or target.vocab_size, gpus)
     forward, backward = drafter.training_flops(length)
     target_forward = costs.target_forward_flops(sizes, length)
     partitioned = placement == "zero3" and devices > 1

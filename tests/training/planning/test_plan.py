@@ -153,7 +153,7 @@ def test_a_machine_without_gpus_plans_for_a_node_of_them(composed, monkeypatch):
 
 def test_scores_of_eager_attention_count(composed):
     sinks = planned(composed, "target=gpt-oss-20b").memory["activations and loss"]
-    assert sinks == pytest.approx(4 * 64 * 2048 * (4 * 2048) * 2, rel=0.1)
+    assert sinks == pytest.approx(4 * 64 * 2048 * (4 * 2048) * 2, rel=0.15)
     long = ("target=llama-8b", "data.sequence_length=8192")
     fused, eager = planned(composed, *long), planned(composed, *long, "target.attn_implementation=eager")
     assert eager.memory["activations and loss"] > fused.memory["activations and loss"]

@@ -1,0 +1,107 @@
+"""What a chunk of draft logits costs beside the target's distribution, with its gradient: by torch, or by one kernel.
+
+c = positions of a chunk, V / Vd = target / draft vocabulary. ``Eager`` is the reference and what every device has;
+``fused.py`` does the same on a GPU without a pass of its own for each operation."""
+
+import importlib.util
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specdraft.losses.divergence import Compared, Distribution, Divergence, Draft
+
+# Elements of draft logits that torch's operations pass over at a time on a processor: with what is made of them they
+# stay in its second-level cache, which is worth a third of their time.
+CACHED = 4 * 32_768
+
+
+class Comparison(Protocol):
+    """A way to compare the chunks of one loss."""
+
+    def target(self, logits: Tensor, draft_ids: Tensor | None, label: Tensor | None) -> Any:
+        """The target at a window's positions, of its logits ``[c, V]``, which may be overwritten; with its ``best`` and
+        ``mass`` as in ``Distribution``."""
+
+    def draft(self, z: Tensor, target: Any, index: Tensor | None, keep: bool) -> Compared:
+        """The draft's logits ``z [c, Vd]`` beside the target at the positions ``index [c]``, None for all of them. The
+        gradient takes z's place unless z is to be kept."""
+
+
+class Eager:
+    """By torch's own operations, in ``dtype``; on a processor a few rows at a time."""
+
+    def __init__(self, divergence: Divergence, size: int, vocabulary: int, dtype: torch.dtype, device: torch.device):
+        """Of chunks of at most ``size`` positions and ``vocabulary`` tokens."""
+        self.divergence = divergence
+        self.rows = max(1, CACHED // vocabulary if device.type == "cpu" else size)
+        self.spare = torch.empty((3, self.rows, vocabulary), dtype=dtype, device=device)
+
+    def target(self, logits: Tensor, draft_ids: Tensor | None, label: Tensor | None) -> Distribution:
+        """See ``Comparison``."""
+        p = logits
+        if draft_ids is not None or logits.dtype != self.spare.dtype:
+            p = self.spare.new_empty((len(logits), self.spare.shape[-1]))
+        blocks = []
+        for given, out in zip(logits.split(self.rows), p.split(self.rows), strict=True):
+            q, chosen, _ = self.spare[:, : len(given)]
+            block = self._finite(given.to(q.dtype))
+            if draft_ids is None:
+                _, log_normalizer, best = softmax(block, out=q)
+                mass = torch.ones_like(log_normalizer)
+            else:
+                best, outside = block.argmax(-1), block.logsumexp(-1)
+                block = torch.index_select(block, -1, draft_ids, out=chosen)  # [c, Vd]
+                _, log_normalizer, _ = softmax(block, out=q)
+                mass = (log_normalizer - outside).exp_()
+            blocks.append((torch.linalg.vecdot(q, block) - log_normalizer, mass, best))
+            out.copy_(q)
+        p_log_p, mass, best = map(torch.cat, zip(*blocks, strict=True))
+        return Distribution(p, p_log_p, mass, best, label)
+
+    def draft(self, z: Tensor, target: Distribution, index: Tensor | None, keep: bool) -> Compared:
+        """See ``Comparison``."""
+        grad = torch.empty_like(z) if keep else z
+        blocks = []
+        for start in range(0, len(z), self.rows):
+            rows = slice(start, min(start + self.rows, len(z)))
+            blocks.append(self._block(z[rows], target.at(rows if index is None else index[rows]), grad[rows]))
+        values, alpha, drafted = map(torch.cat, zip(*blocks, strict=True))
+        return Compared(values, alpha, drafted, grad)
+
+    def _block(self, z: Tensor, target: Distribution, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, alpha and best tokens of a block whose gradient is written into ``grad``."""
+        q, overlap, wide = self.spare[:, : len(z)]  # [c, Vd] each
+        if z.data_ptr() != grad.data_ptr() or z.dtype != q.dtype:
+            z = self._finite(wide.copy_(z))
+        _, log_normalizer, drafted = softmax(z, out=q)
+        torch.mul(target.p, target.mass[:, None], out=overlap)
+        alpha = torch.minimum(overlap, q, out=overlap).sum(-1)
+        values, grad_z = self.divergence(Draft(z, log_normalizer, q, overlap, alpha), target)
+        if grad_z.data_ptr() != grad.data_ptr():
+            grad.copy_(grad_z)
+        return values, alpha, drafted
+
+    def _finite(self, logits: Tensor) -> Tensor:
+        """A token that a model's own head forbids has -inf, which times a probability of zero would be nan."""
+        return logits.clamp_(min=torch.finfo(self.spare.dtype).min)
+
+
+def softmax(logits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax of ``logits [c, Vd]`` into ``out``, the log normalizer ``[c]`` and the argmax ``[c]``. Five passes over
+    memory that is there already; torch's own functions would touch fresh pages in each."""
+    largest, index = logits.max(-1)
+    total = torch.sub(logits, largest[:, None], out=out).exp_().sum(-1)
+    return out.div_(total[:, None]), largest + total.log(), index
+
+
+def comparison(
+    divergence: Divergence, size: int, vocabulary: int, dtype: torch.dtype, device: torch.device
+) -> Comparison:
+    """The kernel on a GPU that Triton compiles for and for a divergence that it knows, else torch."""
+    if device.type == "cuda" and dtype == torch.float32 and importlib.util.find_spec("triton"):
+        from specdraft.losses.fused import Fused, kind
+
+        if kind(divergence):
+            return Fused(divergence)
+    return Eager(divergence, size, vocabulary, dtype, device)
