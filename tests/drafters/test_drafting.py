@@ -124,7 +124,7 @@ def test_at_the_end_of_the_context_draws_are_those_of_requests_alone(shape):
 
 @pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
 def test_a_dynamic_tree_may_read_more_nodes_than_it_keeps(kind):
-    target = Target.from_model(tiny_llama(context=200))
+    target = Target.from_model(tiny_llama(context=200, num_hidden_layers=3))
     drafter = KINDS[kind](target)
     prompts = random_prompts(1, [100])
     found = Decoder(target, drafter, DynamicTree(8, 10, 2)).generate(prompts[0], 25)
