@@ -60,14 +60,14 @@ class Target(LanguageModel):
         trust_remote_code: bool = False,
         placement: str = "replicated",
         max_memory: Mapping[int | str, int | str] | None = None,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         packed: bool = True,
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
 
         ``placement``: replicated is whole on every rank; zero3 shards the layers over the ranks; device_map puts them
         on all devices that a single process sees, within ``max_memory`` (see ``device_map.py``); remote leaves packed
-        sequences to a vLLM at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
+        sequences to the vLLM servers at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
         ``packed``: a whole target on a CPU packs its weights for decoding (see ``onednn.py``).
         Raises UserError if it cannot be found, does not load, or is not supported."""
         if placement not in PLACEMENTS:
