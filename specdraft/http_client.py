@@ -84,6 +84,11 @@ class HttpClient:
         """Requests may be sent again."""
         self._ended = threading.Event()
 
+    def sleep(self, seconds: float) -> None:
+        """Wait. Raises LostError once the requests are ended."""
+        if self._ended.wait(seconds):
+            raise LostError("the requests were ended")
+
     def request(
         self, method: str, path: str, payload: Mapping[str, Any] | None = None, check: Callable[[Any], object] = bool
     ) -> Any:
@@ -96,8 +101,8 @@ class HttpClient:
                 error = failed
             # Half of the time is chance, so that requests that failed together do not come back together.
             pause = self.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1)
-            if attempt < self.attempts and self._ended.wait(min(max(pause, error.wait), _LONGEST_WAIT)):
-                raise LostError("the requests were ended")
+            if attempt < self.attempts:
+                self.sleep(min(max(pause, error.wait), _LONGEST_WAIT))
         failed_at = f"failed {self.attempts} times at {path} ({error})"
         raise LostError(
             f"the server {self.url} {failed_at}, what was done so far is kept: "

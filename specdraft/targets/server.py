@@ -73,6 +73,7 @@ class Connection:
             client: model or _first_model(client.request("GET", "/models", check=_first_model))
             for client in clients.all
         }
+        self.foresees = True  # whether what is read ahead of its use is what will be used
         self._one = threading.Lock()
 
     def features(self, input_ids: Tensor, position_ids: Tensor) -> Features:
@@ -126,7 +127,7 @@ class Connection:
         if path is None:
             wanted = "vLLM with the method extract_hidden_states and its connector; docs/store.md says how to start it"
             raise UserError(f"the server {client.url} sends no hidden states: expected {wanted}")
-        tensors = take(Path(path), client.timeout)
+        tensors = take(Path(path), client)
         states, expected = tensors["hidden_states"], (len(self.layers) + 1, self.target.hidden_size)
         if tensors["token_ids"].tolist() != ids or states.shape[1:] != expected or len(states) != len(ids):
             raise UserError(
@@ -141,13 +142,13 @@ def _first_model(body: Any) -> str:
     return body["data"][0]["id"]
 
 
-def take(path: Path, timeout: float) -> dict[str, Tensor]:
+def take(path: Path, client: HttpClient) -> dict[str, Tensor]:
     """The tensors of a file that vLLM's connector writes, once it is written; the file is deleted then. Raises
-    LostError if it does not come within ``timeout`` seconds."""
+    LostError if it does not come within the client's ``timeout``."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         with lock.open() as held:
-            _wait(held, timeout)
+            _wait(held, client)
             tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         wanted = "a file that vLLM has written to a disk that this machine sees; see shared_storage_path and vLLM's log"
@@ -158,14 +159,14 @@ def take(path: Path, timeout: float) -> dict[str, Tensor]:
     return tensors
 
 
-def _wait(lock: IO[str], timeout: float) -> None:
+def _wait(lock: IO[str], client: HttpClient) -> None:
     """Until the writer has let go of the lock; a writer that died has."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + client.timeout
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not written within {timeout:g} s") from None
-            time.sleep(0.002)
+                raise TimeoutError(f"not written within {client.timeout:g} s") from None
+            client.sleep(0.002)

@@ -33,6 +33,7 @@ class Engine:
         self.target, self.folder, self.layers = making.target, folder, [*LAYERS, making.target.num_layers]
         self.faults: list[str] = []  # of the next answers
         self.asked: list[int] = []  # lengths of documents
+        self.held: list[Any] = []
         folder.mkdir()
         engine = self
 
@@ -57,7 +58,7 @@ class Engine:
                 if fault != "stalls":
                     threading.Timer(0.01, engine.write, (path, states, body["prompt"], lock, fault)).start()
                 else:
-                    engine.held = lock
+                    engine.held.append(lock)
                 return self.answer(200, {"kv_transfer_params": {"hidden_states_path": str(path)}})
 
             def answer(self, status: int, content: dict[str, Any]) -> None:
@@ -122,7 +123,7 @@ def test_a_store_from_a_server_is_the_store_of_this_process(making, engine, tmp_
     found = Store(tmp_path / "remote")
     for split, rows in making.batches.items():
         order = range(len(rows.input_ids))
-        ours, theirs = (store.read(split, order, torch.float32) for store in (expected, found))
+        ours, theirs = (store.read(split, order).decode(torch.float32) for store in (expected, found))
         torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
     documents = sum(int((rows.position_ids == 0).sum()) for rows in making.batches.values())
     assert len(engine.asked) == documents + 1 + 2  # a probe, two failures
