@@ -10,12 +10,13 @@ import argparse
 import ctypes
 import gc
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from lightning import LightningDataModule, Trainer
+from lightning import Callback, LightningDataModule, Trainer
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -46,22 +47,35 @@ FAMILIES = {
 class Batches(LightningDataModule):
     """The same packed batch again and again: one document a row, every answer token supervised."""
 
-    def __init__(self, vocab_size: int, rows: int, length: int) -> None:
+    def __init__(self, vocab_size: int, rows: int, length: int, steps: int = STEPS) -> None:
         super().__init__()
+        self.steps = steps
         ids = torch.randint(vocab_size, (rows, length))
         positions = torch.arange(length).expand(rows, length).contiguous()
         self.batch = Batch(ids, positions, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
 
     def train_dataloader(self) -> DataLoader[Any]:
         """As many batches as there are steps."""
-        batches: Any = [self.batch] * STEPS
+        batches: Any = [self.batch] * self.steps
         return DataLoader(batches, batch_size=None)
 
 
 def measure(family: str, device: str, shape: dict[str, Any]) -> dict[str, Any]:
     """Plan and train one family on a target of this shape. Sizes in bytes."""
-    architecture = _architecture(shape)
+    architecture = architecture_of(shape)
     rows, length = ROWS[device]
+    config = composed(family, device, rows, length)
+    plan = make_plan(config, architecture, "random")
+    _forget()
+    before = status("VmRSS") * 2**20
+    train(config, architecture, device, Batches(architecture.vocab_size, rows, length))
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else status("VmHWM") * 2**20 - before
+    _forget()
+    return {"family": family, "planned": plan.memory_per_device, "measured": peak, "parts": plan.memory}
+
+
+def composed(family: str, device: str, rows: int, length: int) -> DictConfig:
+    """The configuration of a run of one process."""
     dtype = "float32" if device == "cpu" else "bfloat16"
     precision = "32-true" if device == "cpu" else "bf16-mixed"
     accelerator = "cpu" if device == "cpu" else "gpu"
@@ -74,17 +88,13 @@ def measure(family: str, device: str, shape: dict[str, Any]) -> dict[str, Any]:
     )
     trainer = (f"trainer.accelerator={accelerator}", "trainer.devices=1", f"trainer.precision={precision}")
     with initialize_config_dir(str(CONF), version_base=None):
-        config = compose("train", [*settings, *trainer, "strategy=single", *FAMILIES[family]])
-    plan = make_plan(config, architecture, "random")
-    _forget()
-    before = status("VmRSS") * 2**20
-    _train(config, architecture, device, Batches(architecture.vocab_size, rows, length))
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else status("VmHWM") * 2**20 - before
-    _forget()
-    return {"family": family, "planned": plan.memory_per_device, "measured": peak, "parts": plan.memory}
+        return compose("train", [*settings, *trainer, "strategy=single", *FAMILIES[family]])
 
 
-def _train(config: DictConfig, architecture: PreTrainedConfig, device: str, data: Batches) -> None:
+def train(
+    config: DictConfig, architecture: PreTrainedConfig, device: str, data: Batches, callbacks: Sequence[Callback] = ()
+) -> None:
+    """Train all batches on a random target."""
     torch.manual_seed(0)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     with torch.device(device):
@@ -95,7 +105,8 @@ def _train(config: DictConfig, architecture: PreTrainedConfig, device: str, data
     module = DrafterModule(drafter, target, build(config.model.optimizer))
     trainer: Trainer = build(
         config.trainer,
-        max_steps=STEPS,
+        max_steps=data.steps,
+        callbacks=list(callbacks),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -106,7 +117,8 @@ def _train(config: DictConfig, architecture: PreTrainedConfig, device: str, data
     trainer.fit(module, data)
 
 
-def _architecture(shape: dict[str, Any]) -> PreTrainedConfig:
+def architecture_of(shape: dict[str, Any]) -> PreTrainedConfig:
+    """A Llama of these sizes."""
     heads = shape["heads"]
     sizes = {key: value for key, value in shape.items() if key != "heads"}
     return AutoConfig.for_model(

@@ -83,7 +83,10 @@ def exclusive(path: Path, wait: bool = True) -> Iterator[bool]:
                 return
             # The last holder may have removed the file: a lock on it is seen by nobody else.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                yield True
+                try:
+                    yield True
+                finally:  # closing is not enough where a process that was forked meanwhile has the file too
+                    fcntl.flock(file, fcntl.LOCK_UN)
                 return
 
 

@@ -140,7 +140,7 @@ def _store(place: Path, dtype: str) -> Reader:
     def read(folder: Path) -> None:
         store = Store(folder)
         for split, rows in store.data.items():
-            store.read(split, range(len(rows)), torch.float32)
+            store.read(split, range(len(rows))).decode(torch.float32)
 
     return Reader(f"store-{dtype}", place, read, _mend_store)
 

@@ -2,8 +2,10 @@
 
 R = packed sequences, T = tokens in a sequence, B = sequences in a batch, V = target vocabulary."""
 
+import copy
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from specdraft.data.packing import PackedData
 from specdraft.data.preparation import Preparation, Split
+from specdraft.data.read_ahead import ReadAhead
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.regeneration.request import Engine
 from specdraft.data.sampler import ResumableSampler
@@ -21,10 +24,14 @@ from specdraft.data.sources.base import Source
 from specdraft.data.store import Store, StoredData
 from specdraft.data.tokenization.chat import RefusedError, opening_ids
 from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count, coverage
+from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.drafters.base import Drafter
 from specdraft.errors import UserError
 from specdraft.targets import Target
-from specdraft.targets.batch import Batch
+from specdraft.targets.batch import Batch, ReadBatch
+from specdraft.targets.server import Connection
+
+Loader = DataLoader[Batch] | ReadAhead
 
 
 class DataModule(LightningDataModule):
@@ -35,25 +42,29 @@ class DataModule(LightningDataModule):
         self,
         source: Source,
         batch_size: int = 4,
-        num_workers: int = 0,
+        num_workers: int | None = None,
+        read_ahead: int = 2,
         store: str | None = None,
         seed: int = 0,
         **preparation: Any,
     ) -> None:
-        """Nothing is read yet. ``num_workers`` processes of each loader read sequences; with ``store``, a directory,
-        these and hidden states come from there. ``preparation``: settings of ``Preparation``. Raises UserError."""
+        """Nothing is read yet. ``num_workers`` processes of each loader read sequences (None: see ``_workers``); with
+        ``store``, a directory, these and hidden states come from there. ``read_ahead`` batches of hidden states are
+        read by a thread before they are trained on. ``preparation``: settings of ``Preparation``. Raises UserError."""
         super().__init__()
-        if batch_size < 1 or num_workers < 0:
-            said = f"data.batch_size is {batch_size} and data.num_workers {num_workers}"
-            raise UserError(f"{said}: expected at least 1 and at least 0")
+        if batch_size < 1 or (num_workers or 0) < 0 or read_ahead < 0:
+            said = f"data.batch_size is {batch_size}, data.num_workers {num_workers} and data.read_ahead {read_ahead}"
+            raise UserError(f"{said}: expected at least 1, and at least 0 of the others")
         self.preparation = Preparation(source, seed=seed, **preparation)
-        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
+        self.batch_size, self.num_workers, self.read_ahead, self.seed = batch_size, num_workers, read_ahead, seed
         self.store_path = Path(store).expanduser() if store else None
         self._store: Store | None = None
         self._target: Target  # of ``prepare``
         self._splits: dict[str, Split] = {}
         self._sampler: ResumableSampler | None = None
         self._resume: dict[str, Any] | None = None
+        self._connection: Connection | None = None
+        self._ahead: list[ReadAhead] = []
 
     @classmethod
     def of_path(cls, path: str, source: Callable[[str], Source], **settings: Any) -> "DataModule":
@@ -80,10 +91,13 @@ class DataModule(LightningDataModule):
                 counts += count(batch.input_ids[batch.loss_mask], target.vocab_size)
             self._splits[split] = Split(data, counts, about)
 
-    def check_reads(self, drafter: Drafter) -> None:
-        """Raises UserError if the drafter reads what the store, if there is one, does not hold."""
+    def read_for(self, drafter: Drafter) -> None:
+        """Batches are for this drafter from now on: what a server has to read is read ahead. Raises UserError if it
+        reads what the store, if there is one, does not hold."""
         if self._store is not None:
             self._store.origin.check(drafter.layers, drafter.reads_every_last)
+        elif self._target.server is not None:
+            self._connection = self._target.connection(self._target.server, drafter.layers)
 
     @property
     def response_counts(self) -> Tensor:
@@ -143,12 +157,14 @@ class DataModule(LightningDataModule):
             about |= {f"{split}_{name}": value for name, value in self.about(split).items()}
         return about
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> Loader:
         """Whole batches in the sampler's order, from where a resumed run left it."""
         rank, world_size = self._rank()
         accumulate = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
         split = self._prepared("train")
-        sampler = ResumableSampler(len(split.data), self.batch_size, self.seed, rank, world_size, accumulate)
+        sampler = ResumableSampler(
+            len(split.data), self.batch_size, self.seed, rank, world_size, accumulate, self._steps_left
+        )
         if self._resume is not None:
             if self._resume["data"] != split.about["fingerprint"]:
                 raise UserError(
@@ -167,18 +183,53 @@ class DataModule(LightningDataModule):
         assert self._sampler is not None, "there are steps once there is a loader"
         return self._sampler.step_indices(batch_idx)
 
-    def val_dataloader(self) -> DataLoader[Batch]:
+    def val_dataloader(self) -> Loader:
         """All validation sequences, dealt out over the ranks; padding makes the shares equal."""
         rank, world_size = self._rank()
         size = len(self._prepared("validation").data)
         missing = -size % (self.batch_size * world_size)
         return self._loader("validation", range(rank, size + missing, world_size))
 
-    def _loader(self, split: str, order: Iterable[int]) -> DataLoader[Batch]:
-        data = self._prepared(split).data
-        if self._store is not None:
-            data = StoredData(self._store, split, self._target.dtype)
-        return DataLoader(data, self.batch_size, sampler=order, num_workers=self.num_workers, collate_fn=_unchanged)
+    def _loader(self, split: str, order: Iterable[int]) -> Loader:
+        data, connection, workers = self._prepared(split).data, self._connection, self._workers()
+        if self._store is not None:  # a copy: other threads map the shards for themselves
+            data = StoredData(copy.copy(self._store), split)
+        loader = DataLoader(
+            data,
+            self.batch_size,
+            sampler=order,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=_unchanged,
+        )
+        on_gpu = self._on_gpu()
+        if self.read_ahead == 0 or not (connection or self._store or on_gpu):
+            return loader
+        reading = ReadAhead(loader, self.read_ahead, pinned=on_gpu)
+        if connection is not None:
+            reading.read, reading.hang_up = partial(ReadBatch.of, connection=connection), connection.clients.hang_up
+        self._ahead.append(reading)
+        return reading
+
+    def _workers(self) -> int:
+        """Of each loader: two where the hidden states of a store go to a GPU, whose host has cores to spare. Elsewhere
+        none: making a packed batch takes less than handing it over, and on a CPU they would take the training's cores.
+        """
+        if self.num_workers is not None:
+            return self.num_workers
+        if self._store is None or self.trainer is None or not self._on_gpu():
+            return 0
+        return max(0, min(2, available_cores() // self.trainer.num_devices - 1))
+
+    def teardown(self, stage: str) -> None:
+        """Nothing more is read."""
+        for reading in self._ahead:
+            reading.close()
+        self._ahead.clear()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """As at the end."""
+        self.teardown("fit")
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the stream of batches, as Lightning's loop has counted it; the same on every rank."""
@@ -205,6 +256,13 @@ class DataModule(LightningDataModule):
 
     def _rank(self) -> tuple[int, int]:  # and how many there are
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _steps_left(self) -> int | None:
+        trainer = self.trainer
+        return None if trainer is None or trainer.max_steps < 0 else trainer.max_steps - trainer.global_step
+
+    def _on_gpu(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
 
 def _unchanged(batch: Any) -> Any:

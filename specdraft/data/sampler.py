@@ -1,6 +1,6 @@
 """Which sequences a rank sees, in which order: seeded, the same for any number of ranks, able to resume mid-epoch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,10 +25,13 @@ class ResumableSampler(Sampler[int]):
         rank: int = 0,
         world_size: int = 1,
         accumulate: int = 1,
+        steps_left: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Raises UserError if there are fewer sequences than one optimizer step takes."""
+        """``steps_left`` says how many optimizer steps there will be yet, None if nobody knows.
+        Raises UserError if there are fewer sequences than one optimizer step takes."""
         self.num_sequences, self.batch_size, self.seed = num_sequences, batch_size, seed
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
+        self.steps_left = steps_left
         self.epoch = 0
         self._resumed: tuple[int, int] | None = None  # (epoch, sequences of it that are done)
         self._order: tuple[int, torch.Tensor] | None = None  # (epoch, its permutation)
@@ -49,8 +52,10 @@ class ResumableSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         resumed, sequences = self._resumed or (-1, 0)
-        done = sequences if resumed == self.epoch else 0
-        for start in range(done, self.sequences_per_epoch - self.global_batch_size + 1, self.global_batch_size):
+        done, left = sequences if resumed == self.epoch else 0, self.steps_left()
+        end = self.sequences_per_epoch  # what lies behind the last step is not read ahead either
+        end = end if left is None else min(end, done + left * self.step_sequences)
+        for start in range(done, end - self.global_batch_size + 1, self.global_batch_size):
             yield from self._mine(start)
 
     def step_indices(self, batch: int) -> list[int]:

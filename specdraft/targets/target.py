@@ -14,8 +14,8 @@ from torch import Tensor
 from specdraft.errors import UserError
 from specdraft.onednn import pack, unpack
 from specdraft.targets import loading
-from specdraft.targets.language_model import Capture, Features, LanguageModel
-from specdraft.targets.server import Server
+from specdraft.targets.language_model import Features, LanguageModel
+from specdraft.targets.server import Connection, Server
 from specdraft.targets.sharded import load_partitioned
 from specdraft.text import reason
 
@@ -45,7 +45,7 @@ class Target(LanguageModel):
         super().__init__(model.eval().requires_grad_(False))
         self.tokenizer = tokenizer
         self._connections = ExitStack()  # open as long as the target is there
-        self._remote: dict[tuple[int, ...], Capture] = {}  # by auxiliary layers
+        self._remote: dict[tuple[int, ...], Connection] = {}  # by auxiliary layers
         self.identity = TargetIdentity(name, revision, loading.config_hash(self.config), loading.weights_hash(model))
         self.check_logits()
 
@@ -60,14 +60,14 @@ class Target(LanguageModel):
         trust_remote_code: bool = False,
         placement: str = "replicated",
         max_memory: Mapping[int | str, int | str] | None = None,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         packed: bool = True,
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
 
         ``placement``: replicated is whole on every rank; zero3 shards the layers over the ranks; device_map puts them
         on all devices that a single process sees, within ``max_memory`` (see ``device_map.py``); remote leaves packed
-        sequences to a vLLM at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
+        sequences to the vLLM servers at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
         ``packed``: a whole target on a CPU packs its weights for decoding (see ``onednn.py``).
         Raises UserError if it cannot be found, does not load, or is not supported."""
         if placement not in PLACEMENTS:
@@ -127,10 +127,14 @@ class Target(LanguageModel):
         """As ``LanguageModel.features``, by the server if there is one. Raises UserError for what it does wrong."""
         if self.server is None:
             return super().features(input_ids, position_ids, layers)
+        return self.connection(self.server, layers).features(input_ids, position_ids)
+
+    def connection(self, server: Server, layers: Sequence[int]) -> Connection:
+        """The connection to the server about these layers, made and checked once. Raises UserError."""
         key = tuple(layers)
         if key not in self._remote:
-            self._remote[key] = self._connections.enter_context(self.server.open(self, key, self.max_length))
-        return self._remote[key](input_ids, position_ids)
+            self._remote[key] = self._connections.enter_context(server.connect(self, key))
+        return self._remote[key]
 
     @property
     def embedding_weight(self) -> Tensor:

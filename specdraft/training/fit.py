@@ -39,7 +39,7 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite, or, before any
     training, for a drafter that cannot be exported for the run's engine."""
     drafter, vocabulary = build_drafter(config, target, data)
-    data.check_reads(drafter)
+    data.read_for(drafter)
     if run.engine is not None:
         layout_for(drafter.served(), about_target(target), run.engine, run.directory / f"export-{run.engine.name}")
     about = data.describe() | data.coverage(vocabulary)

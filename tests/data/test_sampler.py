@@ -60,3 +60,15 @@ def test_other_data_is_refused() -> None:
         ResumableSampler(16, 2, seed=1).load_state_dict(state)
     with pytest.raises(UserError, match="3 sequences"):
         ResumableSampler(3, 2, world_size=2)
+
+
+def test_nothing_is_taken_behind_the_last_step():
+    left = 5
+    sampler = ResumableSampler(32, 2, accumulate=2, steps_left=lambda: left)
+    whole = list(ResumableSampler(32, 2))
+    assert list(sampler) == whole[:20] and len(sampler) == 32
+    left = 9  # more than the epoch has
+    assert list(sampler) == whole
+    left = 2
+    sampler.load_state_dict(sampler.state_dict(0, 4))
+    assert list(sampler) == whole[8:16]

@@ -7,26 +7,25 @@ special tokens and tool calls, and the certainty that the chat templates are the
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.errors import UserError
-from specdraft.http_client import HttpClient, RefusedError
+from specdraft.http_client import HttpClient, HttpClients, RefusedError
 from specdraft.targets import Target
 
 
 class Server:
-    """A running server at ``url``. Failures that may pass are tried again; the first that lasts ends the work."""
+    """A running server at ``url``, or several, which share the work. Failures that may pass are tried again; a server
+    whose failures last is not asked again, and the loss of the last one ends the work."""
 
     name = "server"
 
-    def __init__(self, url: str, model: str | None = None, **options: Any) -> None:
-        """Check the settings; nothing is sent yet. ``options`` are those of ``HttpClient``. Raises UserError."""
+    def __init__(self, url: str | Sequence[str], model: str | None = None, **options: Any) -> None:
+        """Check the settings; nothing is sent yet. ``options`` are those of ``HttpClients``. Raises UserError."""
         self.model, expected = model, "an OpenAI-compatible server that serves the target"
-        self.client = partial(HttpClient, url, "generator", expected, **options)
-        self.client()
-        self._takes_ids: bool | None = None
+        self.clients = HttpClients(url, "generator", expected, **options)
+        self._known: dict[HttpClient, tuple[str, bool]] = {}  # the model of each, and whether it takes token ids
 
     def answers(
         self, target: Target, requests: Sequence[Request], settings: RegenerationSettings, known: Container[int] = ()
@@ -35,24 +34,35 @@ class Server:
         numbers = [number for number in range(len(requests)) if number not in known]
         if not numbers:
             return
-        with self.client() as client:
-            if self.model is None:
-                body = client.request("GET", "/models", check=lambda body: [entry["id"] for entry in body["data"]])
-                names = [entry["id"] for entry in body["data"]]
-                if len(names) != 1:
-                    said = f"the server {client.url} serves {', '.join(names) or 'no model'}"
-                    raise UserError(f"{said}: name one with generator.model")
-                (self.model,) = names
-            asking = _Asking(client, self.model, target, settings)
-            if self._takes_ids is None:
-                self._takes_ids = asking.gives_ids(requests[numbers[0]])
-            ask = asking.ids if self._takes_ids else asking.words
-            for place, answer in client.each(ask, [requests[number] for number in numbers]):
+        with self.clients as clients:
+            for client in clients.living:
+                if client not in self._known:
+                    model = self.model or _only_model(client)
+                    asking = _Asking(client, model, target, settings)
+                    self._known[client] = model, asking.gives_ids(requests[numbers[0]])
+
+            def ask(client: HttpClient, request: Request) -> Ids:
+                model, takes_ids = self._known[client]
+                asking = _Asking(client, model, target, settings)
+                return asking.ids(request) if takes_ids else asking.words(request)
+
+            if len(models := {model for model, _ in self._known.values()}) > 1:
+                raise UserError(f"the servers serve {', '.join(sorted(models))}: name one with generator.model")
+            for place, answer in clients.each(ask, [requests[number] for number in numbers]):
                 yield numbers[place], answer
 
     def close(self) -> None:
-        """Connections are closed already; what the server can do is asked again the next time."""
-        self._takes_ids = None
+        """Connections are closed already; what the servers can do is asked again the next time."""
+        self._known.clear()
+
+
+def _only_model(client: HttpClient) -> str:
+    body = client.request("GET", "/models", check=lambda body: [entry["id"] for entry in body["data"]])
+    names = [entry["id"] for entry in body["data"]]
+    if len(names) != 1:
+        said = f"the server {client.url} serves {', '.join(names) or 'no model'}"
+        raise UserError(f"{said}: name one with generator.model")
+    return names[0]
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Reading a store: sequences in any order, memory-mapped, each shard's checksum verified when it is first touched.
 
-B = batch, T = tokens, a = layers, H = hidden size."""
+B = batch, T = tokens, a = layers, H = hidden size, m = positions whose last hidden state is stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ from torch import Tensor
 from specdraft.data.packing import PackedData, PackedTensor
 from specdraft.data.store.contents import INDEX, difference, read_index, read_sequences, stored_positions
 from specdraft.data.store.encoding import DTYPES, Encoded, decode
+from specdraft.data.store.verification import verify
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.errors import UserError
 from specdraft.files import member
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 from specdraft.tensors import read_tensors
-from specdraft.text import file_fingerprint
 
 _COMMAND = "specdraft store"
+_MEND = f"restore it, or delete it and run {_COMMAND} again, which writes it again"
 _MAX_MAPPED = 1024  # shards; Linux allows a process some 65,000 mappings
 
 
@@ -47,14 +48,12 @@ class Store:
                 f"{_COMMAND} again, which writes what is missing"
             )
         for file in files:
-            _verify(member(path, file))
+            verify(member(path, file), _MEND)
         self.data = self._map_sequences()
         self._largest = 0  # id
         # Where each sequence's last hidden states begin among those of its split, and where the last one's end.
         self._begins = {split: self._look_at(split) for split in self.data}
         self._mapped: dict[tuple[str, int], dict[str, Tensor]] = {}
-        # Shared with the loader's workers, so that each shard is verified once and not once per worker.
-        self._verified = {split: torch.zeros(len(names)).bool().share_memory_() for split, names in self.shards.items()}
 
     def check(self, target: Target, settings: dict[str, Any]) -> None:
         """Raises UserError unless the store is of this target, its tokenizer and these settings of the data."""
@@ -79,31 +78,29 @@ class Store:
         """What its batches say of their features."""
         return Origin(self.path, tuple(self.contents.layers), self.contents.every_last)
 
-    def read(self, split: str, indices: Sequence[int], dtype: torch.dtype) -> Features:
-        """Features ``[B, T, a*H]`` and ``[B, T, H]`` of the sequences at ``indices``; a last hidden state that was not
-        stored is NaN, so that nothing can be learned from it by mistake. Raises UserError for a damaged shard."""
+    def read(self, split: str, indices: Sequence[int]) -> "States":
+        """What is stored of the sequences at ``indices``, copied. Raises UserError for a damaged shard."""
         kept = stored_positions(self.data[split].__getitems__(indices), self.contents.every_last)
-        found = [self._read_one(split, index, where, dtype) for index, where in zip(indices, kept, strict=True)]
-        return Features(torch.stack([one.aux for one in found]), torch.stack([one.last for one in found]))
+        found = [self._of_one(split, index) for index in indices]
+        parts = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+        aux, last = (Encoded(parts[name], parts.get(f"{name}_scale")) for name in ("aux", "last"))
+        return States(aux, last, kept.flatten().nonzero()[:, 0])
 
-    def _read_one(self, split: str, index: int, kept: Tensor, dtype: torch.dtype) -> Features:
+    def _of_one(self, split: str, index: int) -> dict[str, Tensor]:
+        """Parts of its shard by name, those of ``aux`` with a dimension of one sequence."""
         number, place = divmod(index, self.contents.sequences_per_shard)
         shard, begins = self._shard(split, number), self._begins[split]
         begin, end = (int(begins[each] - begins[index - place]) for each in (index, index + 1))
-        last = stored = _decoded(shard, "last", slice(begin, end), dtype)  # [m, H]
-        if not self.contents.every_last:
-            last = stored.new_full((len(kept), stored.shape[-1]), torch.nan)
-            last[kept] = stored
-        aux = _decoded(shard, "aux", place, dtype).flatten(-2) if self.contents.layers else last[:, :0]
-        return Features(aux, last)
+        where = {"aux": slice(place, place + 1), "last": slice(begin, end)}
+        found = {name: tensor[where[name.removesuffix("_scale")]] for name, tensor in shard.items()}
+        shape = (1, self.contents.splits[split].sequence_length, 0, self.contents.hidden_size)
+        return {"aux": found["last"].new_empty(shape)} | found
 
     def _shard(self, split: str, number: int) -> dict[str, Tensor]:
         """The shard's tensors, which stay on disk until they are read."""
         if (split, number) not in self._mapped:
             file = member(self.path, self.shards[split][number])
-            if not self._verified[split][number]:
-                _verify(file)
-                self._verified[split][number] = True
+            verify(file, _MEND)
             if len(self._mapped) >= _MAX_MAPPED:
                 self._mapped.pop(next(iter(self._mapped)))
             tensors = read_tensors(file)
@@ -148,16 +145,22 @@ class Store:
         self.data = self._map_sequences()
 
 
-def _decoded(shard: dict[str, Tensor], name: str, place: int | slice, dtype: torch.dtype) -> Tensor:
-    scale = shard.get(f"{name}_scale")
-    return decode(Encoded(shard[name][place], None if scale is None else scale[place]), dtype)
+class States(NamedTuple):
+    """Hidden states as they are stored, which are moved before they are decoded: in fp8 they are half of bf16."""
 
+    aux: Encoded  # [B, T, a, H]
+    last: Encoded  # [m, H]
+    places: Tensor  # [m] int64, of the last ones in [B*T]
 
-def _verify(file: Path) -> None:
-    found = file_fingerprint(file)
-    if not file.stem.endswith(f"-{found}"):
-        said = f"{file} is damaged: its checksum is {found}, expected the one in its name"
-        raise UserError(f"{said}; restore it, or delete it and run {_COMMAND} again, which writes it again")
+    def decode(self, dtype: torch.dtype) -> Features:
+        """Features ``[B, T, a*H]`` and ``[B, T, H]``; a last hidden state that was not stored is NaN, so that nothing
+        can be learned from it by mistake."""
+        batch, length, _, size = self.aux.codes.shape
+        last = decode(self.last, dtype)
+        if len(last) < batch * length:
+            last = last.new_full((batch * length, size), torch.nan).index_copy_(0, self.places, last)
+        aux = decode(self.aux, dtype) if self.aux.codes.numel() else last.new_empty(self.aux.codes.shape)
+        return Features(aux.flatten(-2), last.view(batch, length, size))
 
 
 class Origin(NamedTuple):
@@ -184,29 +187,28 @@ class StoredBatch(Batch):
 
     origin: Origin
     read: Tensor  # [B, T] int64
-    aux: Tensor  # [B, T, a*H]
-    last: Tensor  # [B, T, H]
+    states: States
 
     def features(self, target: Target, layers: Sequence[int], every_last: bool = True) -> Features:
         """The stored features of ``layers``.
         Raises UserError if the store has not all that the drafter reads, or the drafter has changed the text."""
         self.origin.check(layers, every_last)
         path, stored, _ = self.origin
-        if not torch.equal(self.read, self.input_ids):
+        if self.read is not self.input_ids:
             said = f"the drafter trains on text of its own, of which the store {path} holds no hidden states"
             raise UserError(f"{said}: set data.store=null, or model.drafter.on_policy=0")
+        aux, last = self.states.decode(target.dtype)
         if stored == tuple(layers):
-            return Features(self.aux, self.last)
+            return Features(aux, last)
         chosen = [stored.index(layer) for layer in layers]
-        return Features(self.aux.unflatten(-1, (len(stored), -1))[..., chosen, :].flatten(-2), self.last)
+        return Features(aux.unflatten(-1, (len(stored), -1))[..., chosen, :].flatten(-2), last)
 
 
 class StoredData(PackedData):
     """Packed sequences with their features. Indices beyond the store's last give padding."""
 
-    def __init__(self, store: Store, split: str, dtype: torch.dtype) -> None:
-        """``dtype``: of the features, the target's own."""
-        self.store, self.split, self.dtype = store, split, dtype
+    def __init__(self, store: Store, split: str) -> None:
+        self.store, self.split = store, split
         self.sequence_length = store.data[split].sequence_length
 
     def __len__(self) -> int:
@@ -215,5 +217,5 @@ class StoredData(PackedData):
     def __getitems__(self, indices: Sequence[int]) -> StoredBatch:
         batch, origin = self.store.data[self.split].__getitems__(indices), self.store.origin
         # Nothing is learned from padding, so that any features serve, and the last sequence is always there.
-        aux, last = self.store.read(self.split, [min(index, len(self) - 1) for index in indices], self.dtype)
-        return StoredBatch(**vars(batch), origin=origin, read=batch.input_ids, aux=aux, last=last)
+        states = self.store.read(self.split, [min(index, len(self) - 1) for index in indices])
+        return StoredBatch(**vars(batch), origin=origin, read=batch.input_ids, states=states)

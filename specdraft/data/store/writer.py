@@ -123,12 +123,15 @@ class StoreWriter:
 
     def _present(self) -> dict[Shard, Path]:
         """The shards that are there. Raises UserError if one is another store's."""
-        files = {file.stem.rpartition("-")[0]: file for file in sorted(self.path.glob("*.safetensors"))}
-        present = {shard: files[name] for shard in self.contents.shards() if (name := _prefix(shard)) in files}
-        for file in present.values():
-            if read_about(file)["store"] != self.contents.fingerprint:
-                raise UserError(f"{file} belongs to another store: expected shards of this one; take that file away")
-        return present
+        places = {_prefix(shard): shard for shard in self.contents.shards()}
+        found: dict[Shard, Path] = {}
+        for file in sorted(self.path.glob("*.safetensors")):
+            if shard := places.get(file.stem.rpartition("-")[0]):
+                if read_about(file)["store"] != self.contents.fingerprint:
+                    said = f"{file} belongs to another store: expected shards of this one"
+                    raise UserError(f"{said}; take that file away")
+                found[shard] = file
+        return {shard: found[shard] for shard in places.values() if shard in found}
 
     def _begin(self) -> None:
         with self._exclusive(INDEX, f".{INDEX}.*.tmp", ".*-sequences-*.tmp", wait=True):

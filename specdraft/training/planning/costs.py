@@ -78,6 +78,19 @@ def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabular
     return float(element * (target + draft) + 4 * sum(projections.values()))
 
 
+def loss_traffic(drafter: nn.Module, tokens: int, sizes: tuple[int, int, int], element: int) -> float:
+    """Bytes that the loss of a batch reads and writes; ``sizes``: hidden, vocabulary, draft vocabulary. A test counts
+    them. Of each position the target's logits, and those of the draft vocabulary for the teacher and for each step;
+    for each chunk the target's head, and for each step of it the projection, with its gradient if it is trained."""
+    hidden, vocabulary, draft_vocabulary = sizes
+    trained = any(module.weight.requires_grad for module in drafter.modules() if isinstance(module, DraftHead))
+    steps = getattr(drafter, "ttt_steps", getattr(drafter, "num_heads", 1))
+    chunks = -(-tokens // max(16, CHUNK_ELEMENTS // draft_vocabulary))
+    logits = 4.0 * tokens * (4 * vocabulary + (14 + 30 * steps) * draft_vocabulary)
+    projections = (16 if trained else 2 * element) * steps * draft_vocabulary
+    return logits + chunks * hidden * (element * vocabulary + projections)
+
+
 def target_weight_bytes(sizes: Sizes, element: int, devices: int, placement: str) -> float:
     """Bytes of the target's weights that a device must hold: all; or, its layers cut over the devices, all else, a part
     of the layers, and two of them whole (the one that computes and the one that is fetched); or, its layers in other

@@ -115,9 +115,15 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     forward, backward = drafter.training_flops(length)
     target_forward = costs.target_forward_flops(sizes, length)
     partitioned = placement == "zero3" and devices > 1
+    shape = (target.hidden_size, target.vocab_size, vocabulary or target.vocab_size)
+    stored, served = config.data.store is not None, placement == "remote"
+    reads = not (stored or served)  # the target reads the batch here, before the drafter begins
     work = {
-        "computation": tokens * (target_forward + forward + backward),
-        "weights": sizes.total * target_element + 3.0 * element * trainable,
+        "computation": tokens * (reads * target_forward + forward + backward),
+        "loss": costs.loss_traffic(drafter, tokens, shape, element),
+        "served": (served and not stored) * tokens * target_forward / _servers(config),
+        "stored": stored * float(features * tokens * target_element),
+        "weights": (sizes.total if reads else sizes.total - sizes.layers) * target_element + 3.0 * element * trainable,
         "gathered": partitioned * sizes.layers * target_element + (stage == 3) * 2.0 * element * trainable,
         "update": 4.0 * trainable,
     }
@@ -178,18 +184,30 @@ def _devices(config: DictConfig) -> int:
 
 
 def _seconds(config: DictConfig, devices: int, work: dict[str, float]) -> dict[str, float]:
-    """What an update takes if one thing alone limits it. ``work``, of a device and a batch: FLOPs of "computation",
-    bytes of "weights" read and of those "gathered" from other devices; of an "update", bytes of gradients."""
+    """What an update takes if one thing alone limits it. ``work``, of a device and a batch: FLOPs of "computation" and
+    of a target that is "served", bytes that the "loss" moves, those of hidden states that are "stored", of "weights"
+    read and of those "gathered" from other devices; of an "update", bytes of gradients."""
     gpu, batches = find_gpu(config.planning.gpu), config.trainer.accumulate_grad_batches
     # Across nodes every GPU's network card carries a share of what each node must receive.
     reach = gpu.link if devices <= PER_NODE else min(gpu.link, PER_NODE * gpu.network)
     abroad = (devices - 1) / devices
-    return {
-        "computation": batches * work["computation"] / (config.planning.utilization * gpu.flops),
+    nodes, rate = -(-devices // PER_NODE), config.planning.utilization * gpu.flops
+    seconds = {
+        # On one stream, one after the other; what others do meanwhile is below.
+        "computation": batches * (work["computation"] / rate + work["loss"] / gpu.bandwidth),
         # Masters, moments and gradients are read, all but the last written: 7 fp32 numbers a parameter.
         "memory bandwidth": (batches * work["weights"] + 7 * work["update"]) / gpu.bandwidth,
         "communication": abroad * (batches * work["gathered"] + 2 * work["update"]) / reach,
+        "servers": batches * devices * work["served"] / rate,
+        "disk": batches * devices * work["stored"] / (nodes * config.planning.disk * 1e9),
     }
+    return {name: value for name, value in seconds.items() if value or name not in ("servers", "disk")}
+
+
+def _servers(config: DictConfig) -> int:
+    """Those that read for a target with placement=remote: GPUs of the planned kind."""
+    url = OmegaConf.select(config, "target.url")
+    return max(1, len(url)) if OmegaConf.is_list(url) else 1
 
 
 def _stage(config: DictConfig, devices: int, gpus: bool) -> int | None:

@@ -94,8 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def world(target: Target) -> Iterator[World]:
+def served(target: Target) -> Iterator[World]:
     def answer(key: str) -> list[int]:
         return [*target.tokenizer(f"sum {len(key)}", add_special_tokens=False)["input_ids"], *target.eos_token_ids]
 
@@ -110,6 +109,16 @@ def world(target: Target) -> Iterator[World]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.fixture
+def world(target: Target) -> Iterator[World]:
+    yield from served(target)
+
+
+@pytest.fixture
+def other(target: Target) -> Iterator[World]:
+    yield from served(target)
 
 
 def engine(world: World, **options: Any) -> Server:
@@ -218,3 +227,19 @@ def test_stopping_early_leaves_nothing_behind(world: World, target: Target) -> N
     started = time.monotonic()
     answers.close()
     assert time.monotonic() - started < 10
+
+
+def test_servers_share_the_requests_and_one_may_die(world: World, other: World, target: Target) -> None:
+    asked = requests(20)
+    both = engine(world, url=[world.url, other.url], concurrency=2, attempts=2)
+    expected = {number: world.answer(json.dumps(asked[number].prompt)) for number in range(20)}
+    assert dict(answered(both, target, asked)) == expected
+    assert min(sum(world.seen.values()), sum(other.seen.values())) > 2
+    other.trouble = lambda key, n: "hang up"
+    with pytest.warns(UserWarning, match=f"the server {other.url}/v1 failed 2 times .*: the others do its work"):
+        assert dict(answered(both, target, asked)) == expected
+    dead = sum(other.seen.values())
+    assert dict(answered(both, target, asked)) == expected and sum(other.seen.values()) == dead
+    other.models = ["another"]
+    with pytest.raises(UserError, match=r"the servers serve another, tiny: name one with generator\.model"):
+        answered(engine(world, url=[world.url, other.url]), target, asked)

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from specdraft.data.store import Store, reader
+from specdraft.data.store import Store, StoredData, reader
 from specdraft.data.store.contents import stored_positions
 from specdraft.errors import UserError
 
@@ -18,29 +18,29 @@ def test_sequences_come_back_in_any_order(making):
             assert torch.equal(getattr(store.data[split].whole(), name), value)
         expected = [making.features(rows.input_ids[i : i + 1], rows.position_ids[i : i + 1]) for i in range(len(value))]
         for order in ([0], [1, 0, 1], list(range(len(value)))[::-1]):
-            found = store.read(split, order, torch.float32)
+            found = store.read(split, order).decode(torch.float32)
             assert torch.equal(found.aux, torch.cat([expected[i].aux for i in order]))
             assert torch.equal(found.last, torch.cat([expected[i].last for i in order]))
 
 
 def test_a_store_goes_to_another_process_without_its_mapped_shards(making):
     store = making.store()
-    expected = store.read("train", [3, 0], torch.float32)
+    expected = store.read("train", [3, 0]).decode(torch.float32)
     sent = pickle.dumps(store)
     assert len(sent) < store.contents.bytes() / 4
-    found = pickle.loads(sent).read("train", [3, 0], torch.float32)
+    found = pickle.loads(sent).read("train", [3, 0]).decode(torch.float32)
     assert torch.equal(found.aux, expected.aux) and torch.equal(found.last, expected.last)
 
 
 def test_few_shards_stay_mapped_and_every_sequence_is_still_read(making, monkeypatch):
     store = making.store()
     order = range(len(making.batches["train"].input_ids))
-    expected = store.read("train", order, torch.float32)
+    expected = store.read("train", order).decode(torch.float32)
     assert len(store._mapped) > 3
     monkeypatch.setattr(reader, "_MAX_MAPPED", 2)
     frugal = Store(making.path)
     for _ in range(2):
-        assert torch.equal(frugal.read("train", order, torch.float32).aux, expected.aux)
+        assert torch.equal(frugal.read("train", order).decode(torch.float32).aux, expected.aux)
         assert len(frugal._mapped) == 2
 
 
@@ -51,7 +51,7 @@ def test_only_what_teaches_is_kept_and_the_rest_is_nan(making, dtype):
     for split, rows in making.batches.items():
         order = list(range(len(rows.input_ids)))[::-1]
         kept = stored_positions(rows, every_last=False)[order]
-        complete, found = (store.read(split, order, torch.float32) for store in (whole, part))
+        complete, found = (store.read(split, order).decode(torch.float32) for store in (whole, part))
         assert torch.equal(found.aux, complete.aux)
         assert torch.equal(found.last[kept], complete.last[kept])
         assert found.last[~kept].isnan().all()
@@ -61,7 +61,7 @@ def test_only_what_teaches_is_kept_and_the_rest_is_nan(making, dtype):
 def test_a_store_without_auxiliary_layers(making):
     writer = making.writer(layers=())
     writer.write(lambda ids, positions: making.target.features(ids, positions, ()), 2)
-    found = Store(making.path).read("train", [1], torch.float32)
+    found = Store(making.path).read("train", [1]).decode(torch.float32)
     assert found.aux.shape == (1, 32, 0)
     assert found.last.shape == (1, 32, 32)
 
@@ -97,9 +97,9 @@ def test_a_damaged_shard_is_named_when_it_is_touched(making, damage):
     changed = {"flip": content, "cut": content[:-100], "empty": b""}[damage]
     (making.path / name).write_bytes(changed)
     store = Store(making.path)
-    store.read("train", [0], torch.float32)
+    store.read("train", [0]).decode(torch.float32)
     with pytest.raises(UserError, match=f"{name} is damaged: its checksum is"):
-        store.read("train", [store.contents.sequences_per_shard], torch.float32)
+        store.read("train", [store.contents.sequences_per_shard]).decode(torch.float32)
 
 
 @pytest.mark.parametrize("name", ["document_ids", "position_ids"])
@@ -130,3 +130,15 @@ def test_another_target_tokenizer_or_data_is_refused(making):
     target.tokenizer = Tokenizer()
     with pytest.raises(UserError, match="another tokenizer or chat template"):
         store.check(target, making.settings)
+
+
+def test_fp8_travels_as_it_is_stored_and_is_decoded_where_it_arrives(making):
+    store = making.store(dtype="float8", every_last=False)
+    batch = StoredData(store, "train")[0]
+    aux, last, places = batch.states
+    assert aux.codes.dtype == last.codes.dtype == torch.float8_e4m3fn
+    assert len(last.codes) == len(places) == int(batch.before_learned().sum()) < batch.input_ids.numel()
+    moved = batch.to("meta")
+    assert moved.states.aux.codes.is_meta and moved.states.last.scale.is_meta and moved.read is moved.input_ids
+    found = moved.features(making.target, (1, 3), every_last=False)
+    assert found.aux.is_meta and found.aux.shape == (1, 32, 64) and found.last.shape == (1, 32, 32)

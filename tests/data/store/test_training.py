@@ -146,13 +146,13 @@ def test_what_the_store_does_not_hold_is_refused(small, library, tmp_path):
     data = make(library, tmp_path, store=str(path))
     data.prepare(small)
     batch = next(iter(data.train_dataloader()))
-    data.check_reads(draft(small, Eagle3, layers=[3]))
+    data.read_for(draft(small, Eagle3, layers=[3]))
     for reader, sentence in (
         (draft(small, Eagle3, layers=[1, 2, 3]), r"reads layers \[2\] of the target, which the store .* does not hold"),
         (draft(small, Eagle), "reads last hidden states of prompts of the target"),
     ):
         with pytest.raises(UserError, match=sentence):
-            data.check_reads(reader)  # before training
+            data.read_for(reader)  # before training
         with pytest.raises(UserError, match=sentence):
             batch.features(small, reader.layers, reader.reads_every_last)
     writing = draft(small, DraftModel, on_policy=1.0)

@@ -1,7 +1,17 @@
+import math
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from specdraft.drafters.objective import DraftHead
+from specdraft.losses.chunked import Step, Teacher, distillation_loss
 from specdraft.onednn import pack
-from specdraft.training.planning import meta_target
+from specdraft.training.planning import costs, meta_target
 from specdraft.training.planning.costs import state_bytes, target_sizes
 from tests.fakes import tiny_llama
 
@@ -49,3 +59,38 @@ def test_packing_a_target_changes_none_of_its_arithmetic():
         after = target_sizes(model, model.config)
         assert after.active == before.active
         assert after.total == before.total + tied * model.get_input_embeddings().weight.numel()
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes of what every operator reads and writes; views and memory that is only taken move none."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        name = operator._schema.name.removeprefix("aten::")
+        if not operator.is_view and not name.startswith(("empty", "new_empty", "_unsafe_view")):
+            leaves = tree_leaves((args, kwargs, result))
+            self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("hidden", "vocabulary", "draft_vocabulary", "steps"),
+    [(8, 4096, 1024, 3), (8, 4096, 1024, 6), (8, 8192, 1024, 3), (64, 4096, 2048, 3), (256, 4096, 1024, 4)],
+)
+def test_the_loss_moves_as_many_bytes_as_planned(monkeypatch, hidden, vocabulary, draft_vocabulary, steps):
+    tokens, chunk = 512, 64
+    drafter = nn.Sequential(DraftHead(hidden, draft_vocabulary, bias=False))
+    drafter.ttt_steps = steps  # type: ignore[assignment]
+    head = torch.randn(vocabulary, hidden)
+    teacher = Teacher(torch.randn(tokens, hidden), lambda last: last @ head.T, torch.arange(draft_vocabulary))
+    inputs = [torch.randn(tokens - k, hidden, requires_grad=True) for k in range(steps)]
+    each = [Step(hidden, torch.arange(k, tokens), 1 / steps) for k, hidden in enumerate(inputs)]
+    distillation_loss(drafter[0].weight, teacher, each[:1])  # what is imported by the first call
+    elements = chunk * draft_vocabulary
+    with Traffic() as counted:
+        distillation_loss(drafter[0].weight, teacher, each, chunk_elements=elements)
+    monkeypatch.setattr(costs, "CHUNK_ELEMENTS", elements)
+    planned = costs.loss_traffic(drafter, tokens, (hidden, vocabulary, draft_vocabulary), 4)
+    assert math.isclose(planned, counted.bytes, rel_tol=0.1), planned / counted.bytes

@@ -86,7 +86,10 @@ def test_a_mixture_computes_with_few_experts_and_holds_all(composed):
 def test_what_decides_the_time(composed):
     made = planned(composed, "target=llama-8b", "planning.gpu=h200", "planning.gpus=8")
     assert made.bottleneck == "computation" and made.tokens_per_update == 8 * 4 * 2048
-    assert made.tokens_per_second == pytest.approx(8 * 0.24 * 989e12 / made.flops_per_token)
+    computing = made.flops_per_token / (0.36 * 989e12)  # seconds a token
+    moving = made.seconds["computation"] / (4 * 2048) - computing  # by the loss, one after the other
+    assert 0.3 < moving / computing < 0.7
+    assert made.tokens_per_second == pytest.approx(8 / (computing + moving))
     assert made.hours(3.6e6 * made.tokens_per_second) == pytest.approx(1000)
     text = "\n".join(made.lines())
     assert "one h200 has" in text and "it fits" in text and "8 x h200" in text
@@ -165,3 +168,19 @@ def test_every_group_option_composes(composed):
             assert composed(f"{group}={path.stem}")
     for path in (Path(CONF) / "experiment").glob("*.yaml"):
         assert composed(f"experiment={path.stem}")
+
+
+def test_what_others_read_meanwhile_costs_the_larger_and_not_the_sum(composed):
+    on_8 = ("target=llama-8b", "planning.gpus=8")
+    here, stored = planned(composed, *on_8), planned(composed, *on_8, "data.store=somewhere")
+    assert {*stored.seconds} - {*here.seconds} == {"disk"}
+    reading = 4 * 2048 * here.target_forward / (0.36 * 989e12)
+    assert here.seconds["computation"] - stored.seconds["computation"] == pytest.approx(reading)
+    assert stored.seconds["disk"] == pytest.approx(8 * 4 * 2048 * stored.feature_bytes_per_token / 2e9)
+    assert stored.bottleneck == "disk"
+    assert planned(composed, *on_8, "data.store=somewhere", "planning.disk=20").bottleneck == "computation"
+    remote = ("target.placement=remote", "target.url=[http://a,http://b]")
+    served = planned(composed, *on_8, *remote)
+    assert served.seconds["computation"] == stored.seconds["computation"]
+    assert served.seconds["servers"] == pytest.approx(8 / 2 * reading) and served.bottleneck == "servers"
+    assert "the bottleneck is servers" in "\n".join(served.lines())
