@@ -35,8 +35,7 @@ def test_the_prompt_is_never_supervised():
 def test_no_step_crosses_a_document_border_or_a_row_of_the_batch():
     mask = [[1] * 8, [1] * 8]
     aligned = align(batch([[4, 4], [3, 3]], mask, 8), 3)
-    starts = aligned.starts.tolist()
-    assert starts == [0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 11, 11, 11, 14, 14]
+    assert aligned.documents.table[1].tolist() == [0, 4, 8, 11, 14, 16]
     assert [each.tolist() for each in aligned.supervised] == [[0, 1, 4, 5, 8, 11], [0, 4], []]
 
 

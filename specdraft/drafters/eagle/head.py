@@ -128,7 +128,7 @@ class EagleHead(BatchDrafter):
         return self._loss(steps, teacher)
 
     def _unroll(self, alignment: Alignment, feature: Tensor) -> list[Step]:
-        angles = self.rotary(int(alignment.positions.max()) + self.ttt_steps, next(self.parameters()))
+        angles = self.rotary(alignment.length + self.ttt_steps - 1, next(self.parameters()))
         return unroll(self._read, alignment, feature, angles, self.step_decay)
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:

@@ -71,7 +71,7 @@ def test_training_logits_equal_decoding_logits(head, packed, monkeypatch):
     aligned = align(packed, STEPS)
     checked = 0
     for row in aligned.supervised[0].tolist():
-        first = int(aligned.starts[row])
+        first = max(start for start in aligned.documents.table[1].tolist() if start <= row)
         here = slice(first, row + 1)
         flat = Features(*(part.flatten(0, 1)[None, here] for part in features))
         state = head.start(int(aligned.tokens[first]), 64)
@@ -322,7 +322,7 @@ def test_beside_a_target_whose_angles_change_with_the_length_the_heads_do_not(ki
 
 @pytest.mark.parametrize(("kind", "steps"), [(Eagle, 1), (Eagle, 3), (Eagle3, 1), (Eagle3, 4)])
 def test_flops_are_those_that_a_step_takes(kind, steps):
-    """Of a text that is all to be learned; of attention half is counted, as causal kernels leave out the rest."""
+    """Of a text that is all to be learned; of attention what a query sees."""
     target = Target.from_model(tiny_llama(vocab_size=512, context=256, num_hidden_layers=6))
     length, width = 200, target.hidden_size
     ids = torch.arange(length)[None]
@@ -334,9 +334,11 @@ def test_flops_are_those_that_a_step_takes(kind, steps):
     attention = steps * 6.0 * width * length
     forward, backward = head.training_flops(length)
     teacher = 2 * 512 * width * length
-    matrices = sum(flops for name, flops in counted.count.items() if name != "bmm") - teacher
+    attending = ("bmm", "causal_attention", "causal_attention_backward")  # the first: a position's own keys
+    attended = sum(counted.count[name] for name in attending)
+    matrices = counted.count.total() - attended - teacher
     assert forward + backward - attention == pytest.approx(matrices / length, rel=0.05 if kind is Eagle else 0.02)
-    assert attention == pytest.approx(counted.count["bmm"] / 2 / length, rel=0.3)
+    assert attention == pytest.approx(attended / length, rel=0.05)
     assert backward > forward > attention / 3
 
 
@@ -362,7 +364,7 @@ def test_activation_bytes_are_what_backward_keeps(kind, steps, wide):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         head._unroll(align(batch, steps), head._feature(features))
     held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    assert head.activation_bytes(200, 2) == pytest.approx(held, rel=0.09)
+    assert head.activation_bytes(200, 2) == pytest.approx(held, rel=0.11)
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle3])
