@@ -8,11 +8,13 @@ A packed batch ``[B, T]`` is read as one flat sequence of R = B*T positions:
 That is what happens when serving: the target has emitted token r+1 from feature r; the head drafts r+2, r+3, ...
 (EAGLE-3, 2503.01840, section 3.2.)"""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from specdraft.errors import UserError
 from specdraft.targets.batch import Batch
 
 
@@ -45,18 +47,34 @@ def count_supervised(batch: Batch, num_steps: int) -> Tensor:
     return torch.tensor(align(batch, num_steps).counts)
 
 
-def shares(num_steps: int, decay: float | None) -> list[float]:
-    """Of the positions to learn from, the share that each step takes, where later ones are drawn with probability
-    decay^step; None: all."""
-    return [1.0 if decay is None else decay**step for step in range(num_steps)]
+@dataclass(frozen=True)
+class StepDecay:
+    """How much less later steps count: step s weighs ``base**s``; or, ``sampled``, that is the share of its positions
+    that it learns from, drawn by chance, each with weight one. The expected loss is the same, for less arithmetic."""
+
+    base: float
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a base that is no share."""
+        if self.sampled and not 0 <= self.base <= 1:
+            raise UserError(f"with sample_positions a decay of {self.base} is a share: expected a number from 0 to 1")
+
+    def weight(self, step: int) -> float:
+        """Of a step in the loss."""
+        return 1.0 if self.sampled else self.base**step
+
+    def share(self, step: int) -> float:
+        """Of a step's positions that are learned from."""
+        return self.base**step if self.sampled else 1.0
 
 
-def align(batch: Batch, num_steps: int, decay: float | None = None) -> Alignment:
+def align(batch: Batch, num_steps: int, decay: StepDecay = StepDecay(1.0)) -> Alignment:  # it is frozen
     """Align a batch for ``num_steps`` steps.
     Position r is supervised at step s if tokens r+1 .. r+2+s are all to be learned and of r's own document: r+1 because
     a draft only ever starts after a token that the target emitted, the rest because drafting has gone on until there.
-    decay: see ``shares``; drawn from torch's own generator, once per position, so that a step's are among those of the
-    step before. Weighing one each instead of decay^s, they have the same expected loss, for less arithmetic.
+    decay: where it samples, torch's own generator draws once per position, as for dropout, so that a step's positions
+    are among those of the step before.
     """
     size, width = batch.input_ids.numel(), batch.document_ids.shape[1]
     device = batch.input_ids.device
@@ -75,11 +93,11 @@ def align(batch: Batch, num_steps: int, decay: float | None = None) -> Alignment
         there = slice(offset, offset + size)
         return learned[there] & (document[there] == document[:size])
 
-    alive, chance = follows(1), torch.zeros(size) if decay is None else torch.rand(size)
+    alive, chance = follows(1), torch.rand(size) if decay.sampled else torch.zeros(size)  # in [0, 1)
     supervised, counts = [], []
-    for step, share in enumerate(shares(num_steps, decay)):
+    for step in range(num_steps):
         alive = alive & follows(2 + step)
-        supervised.append((alive & (chance < share)).nonzero()[:, 0])
+        supervised.append((alive & (chance < decay.share(step))).nonzero()[:, 0])
         counts.append(int(alive.sum()))
     tokens = torch.cat([batch.input_ids.flatten(), batch.input_ids.new_zeros(num_steps)])
     # Where nothing is to be learned one position is read and not counted: under ZeRO-3 all ranks call the same modules.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
 
-from specdraft.drafters.alignment import Alignment
+from specdraft.drafters.alignment import Alignment, StepDecay
 from specdraft.drafters.eagle.unrolled_keys import UnrolledKeys
 from specdraft.losses.chunked import Step
 
@@ -47,11 +47,10 @@ def unroll(
     alignment: Alignment,
     feature: Tensor,
     angles: tuple[Tensor, Tensor],
-    decay: float,
+    decay: StepDecay,
 ) -> list[Step]:
     """The steps of the training-time test. read: tokens ``[N]`` and features ``[N, H]`` to the queries' output.
-    feature: the target's, ``[R, H]``. angles: cos and sin ``[L, d]`` of every rotary position. Step s weighs decay^s.
-    """
+    feature: the target's, ``[R, H]``. angles: cos and sin ``[L, d]`` of every rotary position."""
     # Where nothing is to be learned one position is read all the same, see ``align``.
     asked = [alignment.supervised[0] if len(alignment.supervised[0]) else alignment.positions.new_zeros(1)]  # [n] each
     for supervised in alignment.supervised[1:]:
@@ -72,7 +71,7 @@ def unroll(
         attend = Attend(cos[rotary], sin[rotary], attention, queries)  # [N, d]
         hidden, feature = read(tokens, feature, attend)  # [n, H]
         count, total = len(alignment.supervised[step]), alignment.counts[step]
-        steps.append(Step(hidden[:count], wanted[:count] + 1 + step, decay**step, total=total))
+        steps.append(Step(hidden[:count], wanted[:count] + 1 + step, decay.weight(step), total=total))
     return steps
 
 

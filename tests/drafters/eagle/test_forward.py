@@ -22,7 +22,9 @@ def test_the_device_is_read_once_for_all_steps(kind, target, packed, monkeypatch
 
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     alignment = align(packed.to("meta"), 3)
-    steps = head._unroll(alignment, torch.zeros(packed.input_ids.numel(), target.hidden_size, device="meta"))
+    steps = head._unroll(
+        alignment, torch.zeros(packed.input_ids.numel(), target.hidden_size, device="meta"), head.decay
+    )
     assert [len(step.hidden) for step in steps] == align(packed, 3).counts
     sum(step.hidden.sum() for step in steps).backward()
     assert len(read) == 2  # one of them was for the counts

@@ -142,7 +142,7 @@ def unrolled(head, batch):
     """Each step's row r with its logits ``[n, Vd]``, and the token and the target's log probabilities that it is to
     match: token r+2+s, and the distribution of the target alone at r+1+s. Rows are found by looking, not by ``align``.
     """
-    steps = head._unroll(align(batch, STEPS), head._feature(features_of(head, batch)))
+    steps = head._unroll(align(batch, STEPS), head._feature(features_of(head, batch)), head.decay)
     ids, documents, learned = (part.flatten() for part in (batch.input_ids, batch.document_ids, batch.loss_mask))
     alone = target_alone(head.target, batch)
     width = batch.input_ids.shape[1]
@@ -362,7 +362,7 @@ def test_activation_bytes_are_what_backward_keeps(kind, steps, wide):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        head._unroll(align(batch, steps), head._feature(features))
+        head._unroll(align(batch, steps), head._feature(features), head.decay)
     held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert head.activation_bytes(200, 2) == pytest.approx(held, rel=0.11)
 
