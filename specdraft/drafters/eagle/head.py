@@ -24,6 +24,7 @@ from specdraft.decoding.tree import DraftTree
 from specdraft.drafters.alignment import Alignment, StepDecay, align, count_supervised
 from specdraft.drafters.base import BatchDrafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow_batch
+from specdraft.drafters.eagle.compiled import run_layer
 from specdraft.drafters.eagle.forward import Attend, Output, unroll
 from specdraft.drafters.eagle.rotary import RotaryTable
 from specdraft.errors import UserError
@@ -110,7 +111,7 @@ class EagleHead(BatchDrafter):
     def _read(self, tokens: Tensor, feature: Tensor, attend: Attend) -> Output:
         """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> the queries' output."""
         embedded = nn.functional.embedding(tokens, self.target.embedding_weight).to(feature.dtype)  # [N, H]
-        return self._layer(embedded, feature, attend)
+        return run_layer(self, self._layer, embedded, feature, attend)
 
     def count_supervised(self, batch: Batch) -> Tensor:
         """Of every step."""

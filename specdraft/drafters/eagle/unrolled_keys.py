@@ -40,8 +40,8 @@ class UnrolledKeys:
         query, key = query.to(value.dtype), key.to(value.dtype)  # autocast leaves the rotated ones in fp32
         if self.shared is None:
             self.shared = key, value
-            none = key.new_empty(len(query), key.shape[1], 0, key.shape[2])
-            self.own = none, none
+            none = len(query), key.shape[1], 0, key.shape[2]
+            self.own = key.new_empty(none), value.new_empty(none)
         else:
             assert self.own is not None
             pairs = zip(self.own, (key, value), strict=True)
