@@ -24,7 +24,7 @@ _aten = torch.ops.aten
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     """query: ``[P, Hq, d]``, key, value: ``[R, Hk, d]`` -> output ``[P, Hq, d]``, log-sum-exp ``[Hq, P]``. longest: a
     bound on the positions of a document."""
-    if query.is_cuda and _has_flash(query):
+    if _has_flash(query):
         given = query, key, value, table[0], table[1], longest, longest, 0.0, True, False
         return _aten._flash_attention_forward(*given)[:2]
     forward = _flash_for_cpu if query.device.type == "cpu" else _math
@@ -45,7 +45,7 @@ def causal_attention_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, table: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value, from that of ``output``, which may be of more keys, as ``lse`` then is."""
-    if query.is_cuda and _has_flash(query):
+    if _has_flash(query):
         unused = torch.empty(0, dtype=torch.uint64, device=query.device)  # the random state of a dropout of 0
         bounds = table[0], table[1], longest, longest, 0.0, True, unused, unused
         return _aten._flash_attention_backward(grad, query, key, value, output, lse, *bounds)
@@ -78,9 +78,11 @@ def _accumulator(tensor: Tensor) -> torch.dtype:
 
 
 def _has_flash(query: Tensor) -> bool:
-    fits = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
-    modern = torch.cuda.get_device_capability(query.device) >= (8, 0)
-    return fits and modern and torch.backends.cuda.is_flash_attention_available()
+    """Whether CUDA's kernel takes such queries."""
+    half, size = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
+    if not query.is_cuda or not half or size % 8 or size > 256:
+        return False
+    return torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _documents(table: Tensor) -> Iterator[tuple[slice, slice, slice]]:

@@ -1,5 +1,7 @@
 """Causal attention of packed documents beside a dense mask, by flash attention and by plain products."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -15,7 +17,10 @@ STARTS = torch.tensor([0] * 4 + [9] * 5 + [17])
 
 @pytest.fixture(params=["flash", "math", "math, small blocks"])
 def way(request, monkeypatch):
-    if request.param != "flash":
+    if request.param == "flash":
+        for name in ("_math", "_math_backward"):
+            monkeypatch.setattr(module, name, lambda *_: pytest.fail("not by flash attention"))
+    else:
         monkeypatch.setattr(module, "_flash_for_cpu", module._math)
         monkeypatch.setattr(module, "_flash_for_cpu_backward", module._math_backward)
     if request.param == "math, small blocks":
@@ -78,3 +83,53 @@ def test_the_operators_can_be_compiled():
     output, lse = dense(query, key, value)
     given = [each.detach() for each in (torch.ones_like(output), query, key, value, output, lse)]
     torch.library.opcheck(causal_attention_backward, (*given, TABLE, 9))
+
+
+def test_gpus_of_today_have_a_kernel_for_half_precision(monkeypatch):
+    def has(dtype=torch.bfloat16, size=128, capability=(8, 0), is_cuda=True):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        return module._has_flash(SimpleNamespace(dtype=dtype, shape=(300, 5, size), is_cuda=is_cuda, device="cuda"))
+
+    assert has() and has(torch.float16) and has(size=8) and has(size=72) and has(size=256) and has(capability=(9, 0))
+    assert not has(torch.float32) and not has(size=60) and not has(size=264) and not has(size=257)
+    assert not has(capability=(7, 5)) and not has(is_cuda=False)
+
+
+class Kernel:
+    """CUDA's kernel for documents of different lengths: the last query of each sees all of its keys."""
+
+    bounds = (TABLE[0], TABLE[1], 9, 9, 0.0, True)  # at most 9 positions, no dropout, causal
+
+    def _check(self, *given):
+        for mine, expected in zip(given, self.bounds, strict=True):
+            assert torch.equal(torch.as_tensor(mine), torch.as_tensor(expected))
+
+    def _flash_attention_forward(self, query, key, value, *rest):
+        *bounds, debug = rest
+        self._check(*bounds)
+        assert debug is False
+        return (*dense(query, key, value), None, None, None)
+
+    def _flash_attention_backward(self, grad, query, key, value, output, lse, *rest):
+        *bounds, seed, offset = rest
+        self._check(*bounds)
+        assert seed.dtype == offset.dtype == torch.uint64 and seed.numel() == offset.numel() == 0
+        parts = [torch.zeros_like(each) for each in (query, key, value)]
+        for queries, before, here in module._documents(TABLE):
+            for keys in (before, here):
+                given = grad[queries], query[queries], key[keys], value[keys], output[queries], lse[:, queries]
+                found = module._math_backward(*given, keys is here)
+                for whole, where, part in zip(parts, (queries, keys, keys), found, strict=True):
+                    whole[where] += part
+        return tuple(parts)
+
+
+def test_the_kernel_of_a_gpu_is_asked_for_the_same(monkeypatch):
+    leaves = tensors()
+    output, lse = (each.detach() for each in dense(*leaves))
+    given = torch.ones_like(output), *(each.detach() for each in leaves), output, lse, TABLE, 9
+    forward, backward = causal_attention(*given[1:4], TABLE, 9), causal_attention_backward(*given)
+    monkeypatch.setattr(module, "_has_flash", lambda query: True)
+    monkeypatch.setattr(module, "_aten", Kernel())
+    torch.testing.assert_close(causal_attention(*given[1:4], TABLE, 9), forward)
+    torch.testing.assert_close(causal_attention_backward(*given), backward)
