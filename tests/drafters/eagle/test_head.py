@@ -427,3 +427,19 @@ def test_cached_attention_equals_uncached_and_forgets_drafts():
     last = attend_cached(cached, query, key[4:], value[4:], None)
     torch.testing.assert_close(last, whole, rtol=1e-12, atol=1e-12)
     assert cached.length == 7
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+def test_samples_are_for_training_alone(kind, target, packed):
+    head = kind.for_target(target, ttt_steps=3, step_decay=0.5, sample_positions=True)
+    whole = align(packed, 3).counts
+
+    def totals():
+        metrics = head.training_loss(packed, features_of(head, packed), target).metrics
+        return [int(metrics[f"step_{step}/total"]) for step in range(3)]
+
+    assert totals()[0] == whole[0] and totals()[1] < whole[1]
+    head.eval()
+    assert totals() == whole
+    assert head.passes == 1.75 and kind.for_target(target, ttt_steps=3).passes == 3
+    assert not kind.for_target(target).decay.sampled
