@@ -389,9 +389,10 @@ def test_parts_of_a_larger_batch_add_up_to_its_loss(kind, target, packed):
     assert losses[0] > 0 < losses[1]
 
 
+@pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("kind", [Eagle, Eagle3])
-def test_a_text_beyond_the_context_that_the_head_was_made_for_is_learned(kind, target):
-    head = kind.for_target(target, ttt_steps=2)
+def test_a_text_beyond_the_context_that_the_head_was_made_for_is_learned(kind, steps, target):
+    head = kind.for_target(target, ttt_steps=steps)
     head.layer_config.max_position_embeddings = 8  # what the table of angles is made for unless more is asked
     ids = torch.arange(20)[None]
     batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
