@@ -1,4 +1,5 @@
-"""The EAGLE-3 training step side by side: ours, a plain reference, and speculators 0.9.0's own.
+"""The EAGLE-3 training step side by side: ours, ours on a sample of the positions, a plain reference, and speculators
+0.9.0's own.
 
 ``python benchmarks/train_step.py [--speculators-python PATH]``. Every contender has a process of its own, the same
 weights and the same data; steps are taken in turns. Reported: tokens per second of wall clock and of processor time
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--no-reference", action="store_true", help="leave out the plain reference, which needs 3 GiB")
     arguments = parser.parse_args()
 
-    pythons = {"ours": sys.executable}
+    pythons = {"ours": sys.executable, "ours-sampled": sys.executable}
     if not arguments.no_reference:
         pythons["reference"] = sys.executable
     if arguments.speculators_python:
@@ -220,8 +221,9 @@ def main() -> None:
         show(title.replace("_", " "), contenders)
         result[title] = contenders
         for name, contender in contenders.items():
-            # With a prompt the peer supervises other rows than we do: the losses then differ by definition.
-            comparable = first_supervised == 0 or not name.startswith("speculators")
+            # With a prompt the peer supervises other rows than we do, a sample is other rows each time: the losses then
+            # differ by definition.
+            comparable = name != "ours-sampled" and (first_supervised == 0 or not name.startswith("speculators"))
             if comparable and contender["loss_difference"] > LOSS_TOLERANCE:
                 disagreeing.append(f"{name} ({title}): {contender['loss_difference']:.1e}")
     path = write_result("train_step", {**shape, "rounds": arguments.rounds}, {"contenders": result})

@@ -9,8 +9,9 @@ from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 
 
-def build(problem: Problem) -> Contender:
-    """The head with the problem's weights; the target lends embedding and LM head, its layers are not run."""
+def build(problem: Problem, sampled: bool = False) -> Contender:
+    """The head with the problem's weights; the target lends embedding and LM head, its layers are not run. sampled:
+    later steps learn from a random share of the positions."""
     shape = problem.shape
     config = LlamaConfig(
         hidden_size=shape.hidden_size,
@@ -40,6 +41,7 @@ def build(problem: Problem) -> Contender:
         max_position_embeddings=4096,
         ttt_steps=shape.steps,
         step_decay=STEP_DECAY,
+        sample_positions=sampled,
     )
     head.set_draft_vocabulary(problem.draft_ids)
     head.load_state_dict(problem.weights, strict=False)

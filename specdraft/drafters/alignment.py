@@ -8,53 +8,108 @@ A packed batch ``[B, T]`` is read as one flat sequence of R = B*T positions:
 That is what happens when serving: the target has emitted token r+1 from feature r; the head drafts r+2, r+3, ...
 (EAGLE-3, 2503.01840, section 3.2.)"""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from specdraft.errors import UserError
 from specdraft.targets.batch import Batch
 
 
+class Documents(NamedTuple):
+    """Where the D documents of a flat batch lie, and which of their positions are queries: from the first that is
+    supervised at step 0 to the end, packed one document after the other; of one without any, none.
+    table: ``[2, D + 1]`` int32, at which packed position and at which of the batch each begins, and the two ends.
+    longest: positions of the longest document. packed: how many queries there are."""
+
+    table: Tensor
+    longest: int
+    packed: int
+
+
 class Alignment(NamedTuple):
-    """tokens: ``[R + S]`` flat ids (padded). positions: ``[R]`` rotary positions. starts: ``[R]`` first position of
-    each one's document. supervised: per step the ascending positions ``[n_s]`` to learn from, a subset of the step
-    before."""
+    """tokens: ``[R + S]`` flat ids (padded). positions: ``[R]`` rotary positions, all below ``length``. supervised: per
+    step the ascending positions ``[n_s]`` to learn from, a subset of the step before. counts: how many they are, before
+    some were drawn."""
 
     tokens: Tensor
     positions: Tensor
-    starts: Tensor
+    length: int
+    documents: Documents
     supervised: list[Tensor]
+    counts: list[int]
 
 
 def count_supervised(batch: Batch, num_steps: int) -> Tensor:
     """How many positions are supervised at each step, ``[num_steps]``."""
-    return torch.tensor([len(supervised) for supervised in align(batch, num_steps).supervised])
+    return torch.tensor(align(batch, num_steps).counts)
 
 
-def align(batch: Batch, num_steps: int) -> Alignment:
+@dataclass(frozen=True)
+class StepDecay:
+    """How much less later steps count: step s weighs ``base**s``; or, ``sampled``, that is the share of its positions
+    that it learns from, drawn by chance, each with weight one. The expected loss is the same, for less arithmetic."""
+
+    base: float
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a base that is no share."""
+        if self.sampled and not 0 <= self.base <= 1:
+            raise UserError(f"with sample_positions a decay of {self.base} is a share: expected a number from 0 to 1")
+
+    def weight(self, step: int) -> float:
+        """Of a step in the loss."""
+        return 1.0 if self.sampled else self.base**step
+
+    def share(self, step: int) -> float:
+        """Of a step's positions that are learned from."""
+        return self.base**step if self.sampled else 1.0
+
+
+def align(batch: Batch, num_steps: int, decay: StepDecay = StepDecay(1.0)) -> Alignment:  # it is frozen
     """Align a batch for ``num_steps`` steps.
     Position r is supervised at step s if tokens r+1 .. r+2+s are all to be learned and of r's own document: r+1 because
     a draft only ever starts after a token that the target emitted, the rest because drafting has gone on until there.
+    decay: where it samples, torch's own generator draws once per position, as for dropout, so that a step's positions
+    are among those of the step before.
     """
     size, width = batch.input_ids.numel(), batch.document_ids.shape[1]
-    index = torch.arange(size, device=batch.input_ids.device)
-    ids = batch.document_ids.flatten()
+    device = batch.input_ids.device
+    # One copy to the host, where lengths are decided: on a GPU every ``nonzero`` would wait for all that is queued.
+    ids, mask, positions = torch.stack([batch.document_ids, batch.loss_mask, batch.position_ids]).flatten(1).cpu()
+    index = torch.arange(size)
     # A document begins where the id changes or a sequence begins; padding is a document nobody is asked about.
     begins = torch.ones_like(ids, dtype=torch.bool)
     begins[1:] = (ids[1:] != ids[:-1]) | (index[1:] % width == 0)
-    starts = torch.where(begins, index, 0).cummax(0).values
-    beyond = starts.new_zeros(num_steps + 1)
-    document = torch.cat([starts, beyond])  # [R + S + 1]
-    learned = torch.cat([batch.loss_mask.flatten() & (ids >= 0), beyond.bool()])
+    number = begins.cumsum(0)
+    beyond = number.new_zeros(num_steps + 1)
+    document = torch.cat([number, beyond])  # [R + S + 1]
+    learned = torch.cat([mask.bool() & (ids >= 0), beyond.bool()])
 
     def follows(offset: int) -> Tensor:
         there = slice(offset, offset + size)
         return learned[there] & (document[there] == document[:size])
 
-    alive, supervised = follows(1), []
+    alive, chance = follows(1), torch.rand(size) if decay.sampled else torch.zeros(size)  # in [0, 1)
+    supervised, counts = [], []
     for step in range(num_steps):
         alive = alive & follows(2 + step)
-        supervised.append(alive.nonzero()[:, 0])
+        supervised.append((alive & (chance < decay.share(step))).nonzero()[:, 0])
+        counts.append(int(alive.sum()))
     tokens = torch.cat([batch.input_ids.flatten(), batch.input_ids.new_zeros(num_steps)])
-    return Alignment(tokens, batch.position_ids.flatten(), starts, supervised)
+    # Where nothing is to be learned one position is read and not counted: under ZeRO-3 all ranks call the same modules.
+    documents = _documents(begins, supervised[0] if counts[0] else index[:1], device)
+    there = torch.cat(supervised).to(device).split([len(each) for each in supervised])
+    return Alignment(tokens, batch.position_ids.flatten(), int(positions.max()) + 1, documents, list(there), counts)
+
+
+def _documents(begins: Tensor, queries: Tensor, device: torch.device) -> Documents:
+    """begins: bool ``[R]``, where a document does. queries: ``[n]`` ascending."""
+    bounds = torch.cat([begins.nonzero()[:, 0], torch.tensor([len(begins)])])  # [D + 1]
+    number = begins.cumsum(0)[queries] - 1
+    first = bounds[1:].scatter_reduce(0, number, queries, "amin")  # [D]
+    packed = torch.cat([bounds[:1], (bounds[1:] - first).cumsum(0)])  # [D + 1]
+    return Documents(torch.stack([packed, bounds]).int().to(device), int(bounds.diff().max()), int(packed[-1]))

@@ -36,6 +36,9 @@ class Drafter(nn.Module, ABC):
     reads_every_last: ClassVar[bool] = True
     """Whether training reads every last hidden state, not only those before a token to be learned."""
 
+    compiled: bool = False
+    """Whether training compiles what it repeats, where the drafter has such a part."""
+
     target: Target | None = None
     _arguments: dict[str, Any]
 

@@ -22,7 +22,7 @@ from specdraft.decoding.passes import Texts
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import ForcedPath, Shape
 from specdraft.decoding.tree import DraftTrees
-from specdraft.drafters.alignment import align, count_supervised
+from specdraft.drafters.alignment import StepDecay, align, count_supervised
 from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Level
 from specdraft.drafters.drafting import LevelDrafting
@@ -62,7 +62,7 @@ class Heads(DraftVocabulary, Drafter):
     the vocabulary is pruned."""
 
     target: Target
-    training_options = frozenset({"head_decay", "divergence"})
+    training_options = frozenset({"head_decay", "sample_positions", "divergence"})
     reads_every_last = False
 
     reads_path: ClassVar[bool]
@@ -76,18 +76,21 @@ class Heads(DraftVocabulary, Drafter):
         num_heads: int = 5,
         num_layers: int = 1,
         head_decay: float = 0.8,
+        sample_positions: bool = False,
         divergence: str | dict[str, Any] = "forward_kl",
     ) -> None:
         """Build with zero blocks and random projections to ids 0..Vd-1 (until ``set_draft_vocabulary``). Head i weighs
-        ``head_decay**i`` in the loss. Raises UserError for no head or layer, an unknown divergence, or a draft
-        vocabulary larger than the vocabulary."""
+        ``head_decay**i`` in the loss, or learns from such a share of the positions (``sample_positions``). Raises
+        UserError for no head or layer, an unknown divergence, a decay that cannot be sampled, or a draft vocabulary
+        larger than the vocabulary."""
         arguments = constructor_arguments(locals())
         super().__init__()
         for name, value in (("num_heads", num_heads), ("num_layers", num_layers)):
             if value < 1:
                 raise UserError(f"{name} is {value}: expected at least 1")
         self._arguments = arguments
-        self.hidden_size, self.num_heads, self.head_decay = hidden_size, num_heads, head_decay
+        self.hidden_size, self.num_heads = hidden_size, num_heads
+        self.decay = StepDecay(head_decay, sample_positions)
         self.divergence = find_divergence(divergence)
         self.decoding_pass = Compilable(self._logits, type(self).__name__)
         self.register_vocabulary(vocab_size, draft_vocab_size, persistent=draft_vocab_size < vocab_size)
@@ -126,22 +129,31 @@ class Heads(DraftVocabulary, Drafter):
     def training_loss(
         self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
     ) -> TrainingLoss:
-        """Per head the mean divergence over its supervised positions, times ``head_decay**head``; step s of the metrics
-        is head s. The teacher of head i at position r is the target's distribution at r+1+i."""
+        """Per head the mean divergence over its supervised positions, times ``head_decay**head``, or in training an
+        estimate of it from sampled ones; step s of the metrics is head s. The teacher of head i at position r is the
+        target's distribution at r+1+i."""
         self.bind(target)
-        alignment = align(batch, self.num_heads)
+        decay = self.decay if self.training else StepDecay(self.decay.base)
+        alignment = align(batch, self.num_heads, decay)
         last = features.last.flatten(0, 1)  # [R, H]
         since = torch.arange(1, 1 + self.num_heads, device=last.device)
         steps = []
         for head, at in enumerate(alignment.supervised):  # an empty one stays: other ranks wait for its gradient
             path = alignment.tokens[at[:, None] + since[: head + 1]]  # [n, head + 1]
             hidden = self.hidden(head, last[at].to(self.dtype), path)  # [n, H]
-            total = None if totals is None else totals[head]
-            steps.append(Step(hidden, at + 1 + head, self.head_decay**head, head, total))
+            total = alignment.counts[head] if totals is None else totals[head]
+            steps.append(Step(hidden, at + 1 + head, decay.weight(head), head, total))
         labels = alignment.tokens[1 : 1 + len(last)]
         teacher = Teacher(last, target.logits, self.vocabulary.ids, labels)
         projections = cast("list[DraftHead]", list(self.lm_heads))
         return call_with_weights(projections, lambda weights: objective(weights, teacher, steps, self.divergence))
+
+    def training_flops(self, sequence_length: int) -> tuple[float, float]:
+        """The matrices of each head, for its share of the positions."""
+        pairs = enumerate(zip(self.blocks, self.lm_heads, strict=True))
+        used = ((head, p) for head, parts in pairs for part in parts for p in part.parameters() if p.ndim == 2)
+        matrices = sum(self.decay.share(head) * parameter.numel() for head, parameter in used)
+        return 2.0 * matrices, 4.0 * matrices
 
     def _logits(self, head: int, last: Tensor, path: Tensor) -> tuple[Tensor]:
         return (self.lm_heads[head](self.hidden(head, last, path)),)

@@ -22,6 +22,7 @@ from specdraft.decoding.passes import Pass
 from specdraft.decoding.threads import fastest
 from specdraft.errors import UserError
 from specdraft.targets.masks import attention_masks, takes_masks
+from specdraft.targets.packed_attention import can_pack, packing
 
 # Attention whose keys and values are kept per position, so that a rejected draft can be taken back.
 _REWINDABLE = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -100,6 +101,8 @@ class LanguageModel:
     def features(self, input_ids: Tensor, position_ids: Tensor, layers: Sequence[int] = ()) -> Features:
         """Features of packed sequences ``[B, T]``; attention stops where ``position_ids`` restart at 0. They carry the
         gradients of whatever weights are trained."""
+        if self._packs:
+            return self._run_by_document(layers, input_ids, position_ids)
         if self._separates_documents:
             return self._run_packed(layers, input_ids, position_ids)
         documents = (position_ids == 0).cumsum(-1)  # [B, T]
@@ -118,14 +121,30 @@ class LanguageModel:
         features = self._run(layers, input_ids=input_ids, position_ids=position_ids, use_cache=False)
         return Features(*(part.reshape(*shape, part.shape[-1]) for part in features))
 
+    def _run_by_document(self, layers: Sequence[int], input_ids: Tensor, position_ids: Tensor) -> Features:
+        """Features ``[B, T, ...]``, with attention by ``packed_attention.py``."""
+        ids, positions = input_ids.reshape(1, -1), position_ids.reshape(1, -1)
+        with packing(self.config, positions) as documents:
+            features = self._run(layers, input_ids=ids, position_ids=positions, use_cache=False, **documents)
+        return Features(*(part.reshape(*input_ids.shape, part.shape[-1]) for part in features))
+
     @functools.cached_property
-    @torch.inference_mode()
+    def _packs(self) -> bool:
+        """Whether attention by document is what the architecture means."""
+        return can_pack(self.config, self.device, self.dtype) and self._keeps_apart(self._run_by_document)
+
+    @functools.cached_property
     def _separates_documents(self) -> bool:
-        """Whether the architecture itself stops attention where positions restart; gpt-oss, for one, does not. Asked
-        with two sequences of two documents. A doubt costs an explicit mask, never a wrong distribution."""
+        """Whether the architecture itself stops attention where positions restart; gpt-oss, for one, does not."""
+        return self._keeps_apart(self._run_packed)
+
+    @torch.inference_mode()
+    def _keeps_apart(self, run: Callable[[Sequence[int], Tensor, Tensor], Features]) -> bool:
+        """Whether documents do not see each other. Asked with two sequences of two. A doubt costs an explicit mask,
+        never a wrong distribution."""
         ids = torch.arange(1, 17, device=self.device).view(2, 8) % self.vocab_size
         positions = torch.arange(4, device=self.device).repeat(2, 2)  # [2, 8]
-        packed = self._run_packed((), ids, positions).last.reshape(4, 4, -1)
+        packed = run((), ids, positions).last.reshape(4, 4, -1)
         alone = self._run((), input_ids=ids.view(4, 4), position_ids=positions.view(4, 4), use_cache=False).last
         difference = (packed - alone).abs().max().item()
         return difference < self._tolerance * max(1.0, alone.abs().max().item())

@@ -25,7 +25,7 @@ from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.rank_heartbeat import broken_connections_explained
 from specdraft.training.checkpoints.resume import CHECKPOINTS
-from specdraft.training.devices import uses_gpus
+from specdraft.training.devices import uses_gpus, wants_compiled
 from specdraft.training.gloo import wait_for_gloo
 from specdraft.training.module import DrafterModule
 from specdraft.training.monitoring.loggers import close, log_identity
@@ -40,6 +40,7 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     training, for a drafter that cannot be exported for the run's engine."""
     drafter, vocabulary = build_drafter(config, target, data)
     data.read_for(drafter)
+    drafter.compiled = wants_compiled(config.compile, config.trainer.accelerator)
     if run.engine is not None:
         layout_for(drafter.served(), about_target(target), run.engine, run.directory / f"export-{run.engine.name}")
     about = data.describe() | data.coverage(vocabulary)

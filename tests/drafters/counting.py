@@ -12,10 +12,24 @@ def _linear_flops(given: Any, weight: Any, *_: Any, **__: Any) -> int:
     return 2 * given.numel() * len(weight)
 
 
+def _causal_flops(query: Any, key: Any, value: Any, table: Any, *_: Any, **__: Any) -> int:
+    asked, positions = table.diff().tolist()
+    pairs = sum(n * (2 * length - n + 1) // 2 for n, length in zip(asked, positions, strict=True))
+    return 4 * pairs * query.shape[1] * query.shape[2]
+
+
+def _causal_backward_flops(
+    grad: Any, query: Any, key: Any, value: Any, output: Any, lse: Any, *rest: Any, **_: Any
+) -> int:
+    return 2 * _causal_flops(query, key, value, *rest)  # its products are made again: not counted
+
+
 _FORMULAS = {
     **flop_registry,
     torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm],
     torch.ops.mkldnn._linear_pointwise: _linear_flops,
+    torch.ops.specdraft.causal_attention: _causal_flops,
+    torch.ops.specdraft.causal_attention_backward: _causal_backward_flops,
 }
 
 

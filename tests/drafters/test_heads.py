@@ -67,7 +67,7 @@ def test_training_logits_equal_decoding_logits(kind, options, target, packed, mo
     aligned, features = align(packed, HEADS), features_of(target, packed)
     checked = 0
     for row in aligned.supervised[0].tolist():
-        first = int(aligned.starts[row])
+        first = max(start for start in aligned.documents.table[1].tolist() if start <= row)
         state = Alone(drafter, int(aligned.tokens[first]))
         known = Features(*(part.flatten(0, 1)[None, first : row + 1] for part in features))
         state.advance(aligned.tokens[first + 1 : row + 2], known)
@@ -268,3 +268,27 @@ def test_no_heads_or_layers_are_refused(kind, option, target):
 def test_an_unknown_divergence_is_refused_when_it_is_named(kind, target):
     with pytest.raises(UserError, match="hellinger"):
         kind.for_target(target, divergence="hellinger")
+
+
+@both
+def test_samples_are_for_training_alone(kind, target, packed):
+    drafter = drafter_for(kind, target, sample_positions=True, head_decay=0.5)
+    whole = align(packed, HEADS).counts
+
+    def totals():
+        metrics = drafter.training_loss(packed, features_of(target, packed), target).metrics
+        return [int(metrics[f"step_{step}/total"]) for step in range(HEADS)]
+
+    assert totals()[0] == whole[0] and totals()[1] < whole[1]
+    drafter.eval()
+    assert totals() == whole
+
+
+@both
+def test_flops_are_of_each_heads_share(kind, target):
+    block = [(kind.num_read(head) + 1) * target.hidden_size**2 for head in range(2)]  # two layers
+    projection = len(VOCABULARY) * target.hidden_size
+    for sampled, share in ((False, 1.0), (True, 0.5)):
+        drafter = drafter_for(kind, target, num_heads=2, num_layers=2, head_decay=0.5, sample_positions=sampled)
+        matrices = block[0] + projection + share * (block[1] + projection)
+        assert drafter.training_flops(64) == (2 * matrices, 4 * matrices)

@@ -45,11 +45,13 @@ TESTS = {
     "specdraft.drafters.medusa": ["tests/drafters/test_medusa.py", "tests/drafters/test_heads.py"],
     "specdraft.drafters.hydra": ["tests/drafters/test_hydra.py", "tests/drafters/test_heads.py"],
     "specdraft.drafters.draft_tree_builder": ["tests/drafters/test_draft_tree_builder.py"],
+    "specdraft.drafters.eagle.causal_attention": ["tests/drafters/eagle/test_causal_attention.py"],
     "specdraft.drafters.eagle.eagle1": ["tests/drafters/eagle"],
     "specdraft.drafters.eagle.eagle3": ["tests/drafters/eagle"],
     "specdraft.drafters.eagle.forward": ["tests/drafters/eagle"],
     "specdraft.drafters.eagle.head": ["tests/drafters/eagle"],
     "specdraft.drafters.eagle.rotary": ["tests/drafters/eagle"],
+    "specdraft.drafters.eagle.unrolled_keys": ["tests/drafters/eagle/test_unrolled_keys.py"],
     "specdraft.training.global_batch": ["tests/training/test_global_batch.py"],
     "specdraft.data.packing": ["tests/data/test_packing.py"],
     "specdraft.decoding.rules": [

@@ -83,7 +83,7 @@ class Eagle(EagleHead):
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """With the target's LM head, which passes gradients on and gets none."""
         forward, backward = super().training_flops(sequence_length)
-        projection = self.ttt_steps * 2.0 * self.vocab_size * self.layer_config.hidden_size
+        projection = self.passes * 2.0 * self.vocab_size * self.layer_config.hidden_size
         return forward + projection, backward + projection
 
     def augment(self, features: Features, generator: torch.Generator) -> Features:

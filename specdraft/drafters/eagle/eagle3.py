@@ -80,7 +80,7 @@ class Eagle3(DraftVocabulary, EagleHead):
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """The fusion runs in the first step alone, and its inputs need no gradient."""
         forward, backward = super().training_flops(sequence_length)
-        fusion, later = 2.0 * self.fc.weight.numel(), self.ttt_steps - 1
+        fusion, later = 2.0 * self.fc.weight.numel(), self.passes - 1
         return forward - later * fusion, backward - (2 * later + 1) * fusion
 
     def feature(self, features: Features) -> Tensor:

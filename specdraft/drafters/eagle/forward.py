@@ -7,24 +7,20 @@ A position reads the embedding of a token and the feature of the position before
 vocabulary projection reads and the feature that the next step reads.
 
 Training-time test (EAGLE-3, 2503.01840, section 3.2; for EAGLE-1 HASS, 2408.15766): after the first step the head reads
-its own feature in the place of the target's, so that it learns from its own errors. A query attends causally to the
-keys of step 0 and to *its own position's* key of every later step (figure 6). So n queries need n x R scores and s
-single ones each, never an [S*T, S*T] mask; and the scores exist for one block of queries at a time, made again in
-backward."""
+its own feature in the place of the target's, so that it learns from its own errors. What its queries attend to is in
+``unrolled_keys.py``."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
 
-from specdraft.drafters.alignment import Alignment
+from specdraft.drafters.alignment import Alignment, StepDecay
+from specdraft.drafters.eagle.unrolled_keys import UnrolledKeys
 from specdraft.losses.chunked import Step
-
-QUERY_BLOCK = 256
 
 
 class Output(NamedTuple):
@@ -51,17 +47,16 @@ def unroll(
     alignment: Alignment,
     feature: Tensor,
     angles: tuple[Tensor, Tensor],
-    decay: float,
+    decay: StepDecay,
 ) -> list[Step]:
     """The steps of the training-time test. read: tokens ``[N]`` and features ``[N, H]`` to the queries' output.
-    feature: the target's, ``[R, H]``. angles: cos and sin ``[L, d]`` of every rotary position. Step s weighs decay^s.
-    """
-    # Where nothing is to be learned one position is read and not counted: under ZeRO-3 all ranks call the same modules.
-    asked = [alignment.supervised[0] if len(alignment.supervised[0]) else alignment.starts[:1]]  # [n] per step
+    feature: the target's, ``[R, H]``. angles: cos and sin ``[L, d]`` of every rotary position."""
+    # Where nothing is to be learned one position is read all the same, see ``align``.
+    asked = [alignment.supervised[0] if len(alignment.supervised[0]) else alignment.positions.new_zeros(1)]  # [n] each
     for supervised in alignment.supervised[1:]:
         asked.append(supervised if len(supervised) else asked[-1][:1])
     cos, sin = angles
-    attention = UnrolledKeys(alignment.starts, asked[0])
+    attention = UnrolledKeys(alignment.documents, asked[0])
     positions = torch.arange(len(feature), device=feature.device)  # [R]: step 0 leaves the keys of every position
     queries: Tensor | slice = asked[0]  # [n]
     steps: list[Step] = []
@@ -75,8 +70,8 @@ def unroll(
         rotary = alignment.positions[positions] + step  # [N]
         attend = Attend(cos[rotary], sin[rotary], attention, queries)  # [N, d]
         hidden, feature = read(tokens, feature, attend)  # [n, H]
-        count = len(alignment.supervised[step])
-        steps.append(Step(hidden[:count], wanted[:count] + 1 + step, decay**step))
+        count, total = len(alignment.supervised[step]), alignment.counts[step]
+        steps.append(Step(hidden[:count], wanted[:count] + 1 + step, decay.weight(step), total=total))
     return steps
 
 
@@ -134,59 +129,3 @@ class FusionLayer(PlainLayer):
         """embedded, feature: ``[N, H]`` -> the stream after the layer, of the queries, ``[n, H]``."""
         x = torch.cat([self.input_layernorm(embedded), self.hidden_norm(feature)], dim=-1)  # [N, 2H]
         return super().forward(x, feature, attend)
-
-
-class UnrolledKeys:
-    """Keys and values of a training-time test, filled step by step by calling it as the attention."""
-
-    def __init__(self, starts: Tensor, queries: Tensor, block: int = QUERY_BLOCK) -> None:
-        """starts: ``[R]`` first position of each one's document. queries: ``[n]`` ascending positions, of step 0."""
-        self.starts, self.queries, self.block = starts, queries, block
-        self.pairs: list[tuple[Tensor, Tensor]] = []  # keys, values: of step 0 [R, Hk, d], of each later one [n, Hk, d]
-
-    def narrow(self, kept: Tensor) -> None:
-        """Go on with some of the queries, ``kept [m]`` (indices into the present ones)."""
-        self.queries = self.queries[kept]
-        self.pairs[1:] = [(key[kept], value[kept]) for key, value in self.pairs[1:]]
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend ``[n, Hq, d] -> [n, Hq, d]``; key and value ``[R, Hk, d]`` at step 0, ``[n, Hk, d]`` later."""
-        self.pairs.append((key, value))
-        (first_key, first_value), *later = self.pairs
-        outputs = []
-        for start in range(0, len(self.queries), self.block):
-            part = slice(start, start + self.block)
-            queries = self.queries[part]  # [b]
-            low, high = int(self.starts[queries[0]]), int(queries[-1]) + 1  # they ascend, and so do their documents
-            own_keys = torch.stack([k[part] for k, _ in later], dim=2) if later else None  # [b, Hk, s, d]
-            own_values = torch.stack([v[part] for _, v in later], dim=2) if later else None
-            column = torch.arange(low, high, device=queries.device)
-            hidden = (column > queries[:, None]) | (column < self.starts[queries][:, None])  # [b, w]
-            given = query[part], first_key[low:high], first_value[low:high], own_keys, own_values, hidden
-            outputs.append(checkpoint(attend_block, *given, use_reentrant=False, preserve_rng_state=False))
-        return torch.cat(outputs)
-
-
-def attend_block(
-    query: Tensor, key: Tensor, value: Tensor, own_keys: Tensor | None, own_values: Tensor | None, hidden: Tensor
-) -> Tensor:
-    """Softmax attention of b queries ``[b, Hq, d]`` over w shared keys ``[w, Hk, d]`` and s keys of their own each.
-    own_keys, own_values: ``[b, Hk, s, d]`` or None. hidden: bool ``[b, w]``, True where a shared key must not be seen.
-    """
-    b, num_heads, size = query.shape
-    kv_heads = key.shape[1]
-    groups = num_heads // kv_heads
-    q = query.view(b, kv_heads, groups, size) * size**-0.5
-    by_head = q.permute(1, 0, 2, 3).reshape(kv_heads, b * groups, size)  # [Hk, b*G, d]
-    scores = by_head @ key.permute(1, 2, 0)  # [Hk, b*G, w]
-    scores = scores.view(kv_heads, b, groups, -1).masked_fill(hidden[None, :, None], -torch.inf)
-    width = scores.shape[-1]
-    if own_keys is not None:
-        own = (q @ own_keys.transpose(-1, -2)).permute(1, 0, 2, 3)  # [Hk, b, G, s]
-        scores = torch.cat([scores, own], dim=-1)
-    weights = scores.float().softmax(-1).to(value.dtype) if scores.dtype != torch.float64 else scores.softmax(-1)
-    shared = weights[..., :width].reshape(kv_heads, b * groups, width) @ value.transpose(0, 1)
-    output = shared.view(kv_heads, b, groups, size).transpose(0, 1)  # [b, Hk, G, d]
-    if own_values is not None:
-        output = output + weights[..., width:].transpose(0, 1) @ own_values
-    return output.reshape(b, num_heads, size)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from specdraft.decoding.compilation import Compilable
-from specdraft.drafters.alignment import Alignment, align, count_supervised
+from specdraft.drafters.alignment import Alignment, StepDecay, align, count_supervised
 from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Vocabulary
+from specdraft.drafters.eagle.compiled import run_layer
 from specdraft.drafters.eagle.drafting import EagleDrafting, forward
 from specdraft.drafters.eagle.forward import Attend, Output, unroll
 from specdraft.drafters.eagle.rotary import RotaryTable
@@ -34,7 +35,7 @@ class EagleHead(Drafter):
     """A head of the family; a subclass says what the feature is, what the layer reads, and what is learned."""
 
     target: Target
-    training_options = frozenset({"ttt_steps", "step_decay", "divergence"})
+    training_options = frozenset({"ttt_steps", "step_decay", "sample_positions", "divergence"})
     residual_widths: ClassVar[int] = 14  # hidden states that a step keeps for backward beside attention and MLP
 
     def __init__(
@@ -51,10 +52,11 @@ class EagleHead(Drafter):
         hidden_act: str = "silu",
         ttt_steps: int = 5,
         step_decay: float = 0.8,
+        sample_positions: bool = False,
         divergence: str | Mapping[str, Any] = "forward_kl",
     ) -> None:
-        """Raises UserError for an unknown divergence, no training-time-test step, and rotary angles that change with
-        the length of the text."""
+        """Raises UserError for an unknown divergence, no training-time-test step, a decay that cannot be sampled, and
+        rotary angles that change with the length of the text."""
         arguments = constructor_arguments(locals())
         super().__init__()
         if rope_parameters.get("rope_type") in _ROPE_BY_LENGTH:
@@ -65,7 +67,8 @@ class EagleHead(Drafter):
         if ttt_steps < 1:
             raise UserError(f"ttt_steps is {ttt_steps}: expected at least 1 step of the training-time test")
         self._arguments = arguments
-        self.vocab_size, self.ttt_steps, self.step_decay = vocab_size, ttt_steps, step_decay
+        self.vocab_size, self.ttt_steps = vocab_size, ttt_steps
+        self.decay = StepDecay(step_decay, sample_positions)
         self.divergence = divergence_of(divergence)
         of_layer = arguments.keys() - EagleHead.training_options - {"vocab_size"}
         self.layer_config = LlamaConfig(**{name: arguments[name] for name in of_layer})
@@ -96,7 +99,7 @@ class EagleHead(Drafter):
     def read(self, tokens: Tensor, feature: Tensor, attend: Attend) -> Output:
         """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> the queries' output."""
         embedded = nn.functional.embedding(tokens, self.target.embedding_weight).to(feature.dtype)  # [N, H]
-        return self._layer(embedded, feature, attend)
+        return run_layer(self, self._layer, embedded, feature, attend)
 
     def count_supervised(self, batch: Batch) -> Tensor:
         """Of every step."""
@@ -105,34 +108,41 @@ class EagleHead(Drafter):
     def training_loss(
         self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
     ) -> TrainingLoss:
-        """Training-time test: per step the mean loss over its supervised positions, times decay^step."""
+        """Training-time test: per step the mean loss over its supervised positions, times decay^step; where positions
+        are sampled, an estimate of that. Validation takes all."""
         self.bind(target)
-        alignment = align(batch, self.ttt_steps)
+        decay = self.decay if self.training else StepDecay(self.decay.base)
+        alignment = align(batch, self.ttt_steps, decay)
         labels = alignment.tokens[1 : 1 + batch.input_ids.numel()]  # [R], after position r comes token r+1
         teacher = Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels)
-        steps = self._unroll(alignment, self.feature(features))
+        steps = self._unroll(alignment, self.feature(features), decay)
         for step, total in zip(steps, totals or (), strict=totals is not None):
             step.total = total
         return self._loss(steps, teacher)
 
-    def _unroll(self, alignment: Alignment, feature: Tensor) -> list[Step]:
-        angles = self.rotary(int(alignment.positions.max()) + self.ttt_steps, next(self.parameters()))
-        return unroll(self.read, alignment, feature, angles, self.step_decay)
+    @property
+    def passes(self) -> float:
+        """Of a position through the layer in a training step, on average."""
+        return sum(self.decay.share(step) for step in range(self.ttt_steps))
+
+    def _unroll(self, alignment: Alignment, feature: Tensor, decay: StepDecay) -> list[Step]:
+        angles = self.rotary(alignment.length + self.ttt_steps - 1, next(self.parameters()))
+        return unroll(self.read, alignment, feature, angles, decay)
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
-        """The matrices and the attention, once per step."""
+        """The matrices and the attention, once per pass."""
         forward, backward = super().training_flops(sequence_length)
         config = self.layer_config
         attention = 2.0 * config.num_attention_heads * config.head_dim * sequence_length
-        return self.ttt_steps * (forward + attention), self.ttt_steps * (backward + 2.0 * attention)
+        return self.passes * (forward + attention), self.passes * (backward + 2.0 * attention)
 
     def activation_bytes(self, tokens: int, element: int) -> float:
-        """The layer's inputs at every step, and the target's features."""
+        """The layer's inputs at every pass, and the target's features."""
         config, hidden = self.layer_config, self.layer_config.hidden_size
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
         # residuals, norms and their fp32 copies, embedding and feature; q k v and rotated q k, attention out; gated MLP
-        per_step = self.residual_widths * hidden + 2 * attention + 4 * config.intermediate_size
-        return float((self.ttt_steps * per_step + len(self.layers) * hidden) * tokens * element)
+        per_pass = self.residual_widths * hidden + 2 * attention + 4 * config.intermediate_size
+        return float((self.passes * per_pass + len(self.layers) * hidden) * tokens * element)
 
     def drafting(self, rows: int, capacity: int) -> EagleDrafting:
         """See ``Drafter``."""

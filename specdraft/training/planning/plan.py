@@ -120,7 +120,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     reads = not (stored or served)  # the target reads the batch here, before the drafter begins
     work = {
         "computation": tokens * (reads * target_forward + forward + backward),
-        "loss": costs.loss_traffic(drafter, tokens, shape, element),
+        "loss": costs.loss_traffic(drafter, tokens, shape, element, gpus),
         "served": (served and not stored) * tokens * target_forward / _servers(config),
         "stored": stored * float(features * tokens * target_element),
         "weights": (sizes.total if reads else sizes.total - sizes.layers) * target_element + 3.0 * element * trainable,

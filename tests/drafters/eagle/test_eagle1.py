@@ -48,7 +48,7 @@ def test_the_loss_is_the_papers_and_its_gradients_those_of_plain_formulas(name):
     last = features.last.flatten(0, 1)
     expected = torch.zeros(())
     for index, (step, rows) in enumerate(
-        zip(head._unroll(align(batch, 3), head.feature(features)), align(batch, 3).supervised, strict=True)
+        zip(head._unroll(align(batch, 3), head.feature(features), head.decay), align(batch, 3).supervised, strict=True)
     ):
         error = (step.hidden - last[rows + 1 + index]).abs()  # row r says at step s what the target is at r+1+s
         regression = torch.where(error < 1, 0.5 * error**2, error - 0.5).mean()
@@ -149,7 +149,7 @@ def test_noise_disturbs_what_is_read_and_not_what_is_learned(target, packed):
     assert noise.var().item() == pytest.approx(0.1**2 / 3, rel=0.1)
     exact = head.training_loss(packed, features, target)
     disturbed = head.training_loss(packed, noisy, target)
-    steps = head._unroll(align(packed, 1), head.feature(noisy))
+    steps = head._unroll(align(packed, 1), head.feature(noisy), head.decay)
     wanted = features.last.flatten(0, 1)[steps[0].positions]
     regression = torch.nn.functional.smooth_l1_loss(steps[0].hidden, wanted, reduction="none").mean(-1).sum()
     torch.testing.assert_close(disturbed.metrics["step_0/regression_sum"], regression)

@@ -88,9 +88,10 @@ def test_the_loss_moves_as_many_bytes_as_planned(monkeypatch, hidden, vocabulary
     inputs = [torch.randn(tokens - k, hidden, requires_grad=True) for k in range(steps)]
     each = [Step(hidden, torch.arange(k, tokens), 1 / steps) for k, hidden in enumerate(inputs)]
     distillation_loss(drafter[0].weight, teacher, each[:1])  # what is imported by the first call
-    elements = chunk * draft_vocabulary
     with Traffic() as counted:
-        distillation_loss(drafter[0].weight, teacher, each, chunk_elements=elements)
-    monkeypatch.setattr(costs, "CHUNK_ELEMENTS", elements)
-    planned = costs.loss_traffic(drafter, tokens, (hidden, vocabulary, draft_vocabulary), 4)
+        distillation_loss(drafter[0].weight, teacher, each, size=chunk)
+    monkeypatch.setattr(costs, "ELEMENTS", chunk * draft_vocabulary)
+    shape = (hidden, vocabulary, draft_vocabulary)
+    planned = costs.loss_traffic(drafter, tokens, shape, 4, gpus=False)
     assert math.isclose(planned, counted.bytes, rel_tol=0.1), planned / counted.bytes
+    assert costs.loss_traffic(drafter, tokens, shape, 4, gpus=True) < planned / 2

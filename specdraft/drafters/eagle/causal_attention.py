@@ -1,0 +1,158 @@
+"""Causal attention of packed documents that gives its log-sum-exp, and its gradients from any output and log-sum-exp.
+
+P = packed queries, R = positions, D = documents, Hq / Hk = query / key-value heads, d = head size. ``table [2, D + 1]``
+says where the queries and the positions of each document begin and, last, end. The queries of a document are those of
+its last positions; there may be none.
+
+Softmax over more keys than those here has the gradients of flash attention's backward, if that is given the output and
+the log-sum-exp over *all* keys: dS = P * (dP - rowsum(dO * O)) holds for each key alone.
+
+Two operators, so that a compiled layer calls them as they are: what they do depends on the lengths of documents. Flash
+attention where the device has it, else ``_math`` and ``_math_backward``, blocks of queries by plain products."""
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+QUERY_BLOCK = 256
+_aten = torch.ops.aten
+
+
+@torch.library.custom_op("specdraft::causal_attention", mutates_args=())
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """query: ``[P, Hq, d]``, key, value: ``[R, Hk, d]`` -> output ``[P, Hq, d]``, log-sum-exp ``[Hq, P]``. longest: a
+    bound on the positions of a document."""
+    if _has_flash(query):
+        given = query, key, value, table[0], table[1], longest, longest, 0.0, True, False
+        return _aten._flash_attention_forward(*given)[:2]
+    forward = _flash_for_cpu if query.device.type == "cpu" else _math
+    output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=_accumulator(query))
+    for queries, before, here in _documents(table):
+        own, own_lse = forward(query[queries], key[here], value[here], True)
+        if before.start < before.stop:  # keys of positions that nobody asks for: a prompt's
+            other, other_lse = forward(query[queries], key[before], value[before], False)
+            both = torch.logaddexp(own_lse, other_lse)
+            shares = ((each - both).exp().T[..., None].to(own.dtype) for each in (own_lse, other_lse))
+            own, own_lse = own * next(shares) + other * next(shares), both
+        output[queries], lse[:, queries] = own, own_lse
+    return output, lse
+
+
+@torch.library.custom_op("specdraft::causal_attention_backward", mutates_args=())
+def causal_attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, table: Tensor, longest: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, from that of ``output``, which may be of more keys, as ``lse`` then is."""
+    if _has_flash(query):
+        unused = torch.empty(0, dtype=torch.uint64, device=query.device)  # the random state of a dropout of 0
+        bounds = table[0], table[1], longest, longest, 0.0, True, unused, unused
+        return _aten._flash_attention_backward(grad, query, key, value, output, lse, *bounds)
+    backward = _flash_for_cpu_backward if query.device.type == "cpu" else _math_backward
+    grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    for queries, before, here in _documents(table):
+        for keys in (before, here):
+            if keys.start < keys.stop:
+                given = grad[queries], query[queries], key[keys], value[keys], output[queries], lse[:, queries]
+                parts = backward(*given, keys is here)
+                for whole, where, part in zip(grads, (queries, keys, keys), parts, strict=True):
+                    whole[where] += part
+    return grads
+
+
+@causal_attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, table: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=_accumulator(query))
+
+
+@causal_attention_backward.register_fake
+def _(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, table: Tensor, longest: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _accumulator(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _has_flash(query: Tensor) -> bool:
+    """Whether CUDA's kernel takes such queries."""
+    half, size = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
+    if not query.is_cuda or not half or size % 8 or size > 256:
+        return False
+    return torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+def _documents(table: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """Of every document with queries: they, the positions before the first of them, and their own positions."""
+    bounds = zip(*(itertools.pairwise(each) for each in table.tolist()), strict=True)
+    for (first, last), (start, end) in bounds:
+        if first < last:
+            asked = end - (last - first)
+            yield slice(first, last), slice(start, asked), slice(asked, end)
+
+
+def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    given = (each.transpose(0, 1)[None] for each in (query, key, value))  # [1, heads, positions, d]
+    output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(*given, 0.0, causal)
+    return output[0].transpose(0, 1), lse[0]
+
+
+def _flash_for_cpu_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, ...]:
+    given = (each.transpose(0, 1)[None] for each in (grad, query, key, value, output))
+    grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, lse[None], 0.0, causal)
+    return tuple(each[0].transpose(0, 1) for each in grads)
+
+
+def _scores(query: Tensor, key: Tensor, causal: bool) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Of every block of queries: where it lies, the keys it reads, itself and its scores ``[Hk, b * G, w]``."""
+    groups = query.shape[1] // key.shape[1]
+    for first in range(0, len(query), QUERY_BLOCK):
+        block = slice(first, min(first + QUERY_BLOCK, len(query)))
+        keys = slice(0, block.stop if causal else len(key))
+        asked = _by_head(query[block], key.shape[1])
+        scores = (asked @ key[keys].permute(1, 2, 0)).to(_accumulator(query)) * query.shape[-1] ** -0.5
+        if causal:
+            column, row = torch.arange(keys.stop, device=key.device), torch.arange(first, block.stop, device=key.device)
+            scores.masked_fill_(column > row.repeat_interleave(groups)[:, None], -torch.inf)
+        yield block, keys, asked, scores
+
+
+def _by_head(queries: Tensor, kv_heads: int) -> Tensor:
+    """``[b, Hq, ...]`` -> ``[Hk, b * G, ...]``."""
+    return queries.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _by_query(heads: Tensor, like: Tensor) -> Tensor:
+    """``[Hk, b * G, ...]`` -> ``[b, Hq, ...]``."""
+    return heads.unflatten(1, (len(like), -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _math(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=_accumulator(query))
+    for block, keys, _, scores in _scores(query, key, causal):
+        total = scores.logsumexp(-1)  # [Hk, b * G]
+        weights = (scores - total[..., None]).exp_().to(value.dtype)
+        output[block] = _by_query(weights @ value[keys].transpose(0, 1), query[block])
+        lse[:, block] = _by_query(total, query[block]).T
+    return output, lse
+
+
+def _math_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, ...]:
+    grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    delta = (grad * output).sum(-1, dtype=lse.dtype)  # [n, Hq]
+    for block, keys, asked, scores in _scores(query, key, causal):
+        g, total, sums = (_by_head(each[block], key.shape[1]) for each in (grad, lse.T, delta))
+        weights = (scores - total[..., None]).exp_()  # [Hk, b * G, w]
+        grad_value[keys] += (weights.to(g.dtype).transpose(1, 2) @ g).transpose(0, 1)
+        grad_scores = weights * (g @ value[keys].permute(1, 2, 0) - sums[..., None]) * query.shape[-1] ** -0.5
+        grad_scores = grad_scores.to(g.dtype)
+        grad_query[block] = _by_query(grad_scores @ key[keys].transpose(0, 1), query[block])
+        grad_key[keys] += (grad_scores.transpose(1, 2) @ asked).transpose(0, 1)
+    return grad_query, grad_key, grad_value
