@@ -14,7 +14,7 @@ POSITIONS = 2048
 # Elements of a window's draft logits on a processor. Larger ones take memory and fall out of its caches; smaller ones
 # make the traffic of the projection's gradient dominate. See benchmarks/train_step.py.
 ELEMENTS = 256 * 32_768
-_SHARE = 16  # of a GPU's free memory fp32 draft logits take one part; the target's vocabulary may be the larger one
+SHARE = 16  # of a GPU's free memory fp32 draft logits take one part; the target's vocabulary may be the larger one
 
 
 def window_size(vocabulary: int, device: torch.device) -> int:
@@ -23,7 +23,7 @@ def window_size(vocabulary: int, device: torch.device) -> int:
         return max(16, ELEMENTS // vocabulary)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + unused
-    fitting = free // _SHARE // (4 * vocabulary)
+    fitting = free // SHARE // (4 * vocabulary)
     return min(POSITIONS, max(16, fitting - fitting % 16))
 
 

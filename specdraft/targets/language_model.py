@@ -101,7 +101,11 @@ class LanguageModel:
     def features(self, input_ids: Tensor, position_ids: Tensor, layers: Sequence[int] = ()) -> Features:
         """Features of packed sequences ``[B, T]``; attention stops where ``position_ids`` restart at 0. They carry the
         gradients of whatever weights are trained."""
-        if self._packs:
+        # Layers that are run again for backward would then find another attention.
+        again = torch.is_grad_enabled() and any(
+            getattr(m, "gradient_checkpointing", False) for m in self.decoder.modules()
+        )
+        if self._packs and not again:
             return self._run_by_document(layers, input_ids, position_ids)
         if self._separates_documents:
             return self._run_packed(layers, input_ids, position_ids)

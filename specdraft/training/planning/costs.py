@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from specdraft.drafters.objective import DraftHead
-from specdraft.losses.windows import ELEMENTS, POSITIONS
+from specdraft.losses.windows import ELEMENTS, POSITIONS, SHARE
 
 _EXPERT = re.compile(r"\bexperts\b")
 
@@ -65,12 +65,13 @@ def state_bytes(parameters: int, stage: int | None, devices: int, mixed: bool) -
     return {"drafter weights": weights, "drafter gradients": gradients, "optimizer states": optimizer}
 
 
-def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabulary: int, gpus: bool) -> float:
+def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabulary: int, free: float | None) -> float:
     """Bytes that the loss holds at its peak: of a chunk of positions the logits of target and draft and what is made of
-    them, and of the trained projections a gradient, which is there beside that of the step before. On GPUs a chunk is
-    larger, and one kernel leaves it in the two bytes in which it was made."""
-    chunk, element = (POSITIONS, 2) if gpus else (max(16, ELEMENTS // draft_vocabulary), 4)
-    chunk = min(chunk, tokens)
+    them, and of the trained projections a gradient, which is there beside that of the step before. On GPUs, of which so
+    many bytes are ``free`` (None: a CPU), a chunk is larger, and one kernel leaves it in two bytes an element."""
+    gpus, element = free is not None, 4 if free is None else 2
+    fitting = ELEMENTS // draft_vocabulary if free is None else min(POSITIONS, int(free / SHARE / 4 / draft_vocabulary))
+    chunk = min(max(16, fitting), tokens)
     heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
     projections = {id(head.weight): head.weight.numel() for head in heads if head.weight.requires_grad}
     target = 2 * chunk * vocabulary  # logits; their exponentials, or as they were before a scale and a soft-cap
@@ -80,8 +81,9 @@ def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabular
 
 def loss_traffic(drafter: nn.Module, tokens: int, sizes: tuple[int, int, int], element: int, gpus: bool) -> float:
     """Bytes that the loss of a batch reads and writes; ``sizes``: hidden, vocabulary, draft vocabulary. A test counts
-    them on a CPU; on GPUs one kernel takes the place of most passes over a step's logits. Of each position the target's logits, and those of the draft vocabulary for the teacher and for each step;
-    for each chunk the target's head, and for each step of it the projection, with its gradient if it is trained."""
+    them on a CPU; on GPUs one kernel takes the place of most passes over a step's logits. Of each position the target's
+    logits, and those of the draft vocabulary for the teacher and for each step; for each chunk the target's head, and
+    for each step of it the projection, with its gradient if it is trained."""
     hidden, vocabulary, draft_vocabulary = sizes
     trained = any(module.weight.requires_grad for module in drafter.modules() if isinstance(module, DraftHead))
     steps = getattr(drafter, "ttt_steps", getattr(drafter, "num_heads", 1))

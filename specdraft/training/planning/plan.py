@@ -111,7 +111,14 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         # Scores, their mask added, shifted by the maximum, and their softmax.
         passing += 4 * target.config.num_attention_heads * length * tokens * target_element
     features = (len(drafter.layers) + 1) * target.hidden_size
-    loss = costs.loss_bytes(drafter, tokens, target.vocab_size, vocabulary or target.vocab_size, gpus)
+    memory = {
+        "target weights": costs.target_weight_bytes(sizes, target_element, devices, placement),
+        **costs.state_bytes(trainable, stage, devices, mixed),
+        "hidden states of a batch": float(features * tokens * target_element),
+    }
+    activations = drafter.activation_bytes(tokens, element)
+    free = max(0.0, find_gpu(planning.gpu).memory - sum(memory.values()) - activations) if gpus else None
+    loss = costs.loss_bytes(drafter, tokens, target.vocab_size, vocabulary or target.vocab_size, free)
     forward, backward = drafter.training_flops(length)
     target_forward = costs.target_forward_flops(sizes, length)
     partitioned = placement == "zero3" and devices > 1
@@ -137,11 +144,9 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         devices=devices,
         partitioned=partitioned,
         memory={
-            "target weights": costs.target_weight_bytes(sizes, target_element, devices, placement),
-            **costs.state_bytes(trainable, stage, devices, mixed),
-            "hidden states of a batch": float(features * tokens * target_element),
+            **memory,
             # The target has read the batch before the drafter begins.
-            "activations and loss": max(float(passing), drafter.activation_bytes(tokens, element) + loss),
+            "activations and loss": max(float(passing), activations + loss),
         },
         memory_there=find_gpu(planning.gpu).memory,
         seconds=_seconds(config, devices, work),

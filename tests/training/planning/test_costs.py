@@ -94,4 +94,4 @@ def test_the_loss_moves_as_many_bytes_as_planned(monkeypatch, hidden, vocabulary
     shape = (hidden, vocabulary, draft_vocabulary)
     planned = costs.loss_traffic(drafter, tokens, shape, 4, gpus=False)
     assert math.isclose(planned, counted.bytes, rel_tol=0.1), planned / counted.bytes
-    assert costs.loss_traffic(drafter, tokens, shape, 4, gpus=True) < planned / 2
+    assert costs.loss_traffic(drafter, tokens, shape, 4, gpus=True) < 0.6 * planned
