@@ -34,7 +34,8 @@ def can_pack(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
 def packing(config: Any, position_ids: Tensor) -> Iterator[dict[str, Any]]:
     """Within, the model of ``config`` attends so, if it is given these keyword arguments. position_ids: ``[1, T]``;
     they restart at 0 with every document."""
-    bounds = [*(position_ids[0] == 0).nonzero()[:, 0].tolist(), position_ids.shape[1]]
+    later = (position_ids[0, 1:] == 0).nonzero()[:, 0] + 1
+    bounds = [0, *later.tolist(), position_ids.shape[1]]
     before, config._attn_implementation = config._attn_implementation, _NAME
     try:
         yield {"document_bounds": bounds}
