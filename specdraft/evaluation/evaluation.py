@@ -4,7 +4,7 @@ import json
 import math
 import os
 import platform
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import specdraft
 from specdraft.evaluation.results import Result
 from specdraft.evaluation.speedup.advice import Advice
 from specdraft.evaluation.speedup.model import CostModel
+from specdraft.evaluation.speedup.roofline import Roofline
 from specdraft.files import write_text
 
 
@@ -48,6 +49,7 @@ class Evaluation:
     results: list[Result]
     categories: list[Result]
     distinct_4gram: dict[float, float]  # by temperature, of the baseline's generations
+    roofline: Roofline | None = None  # of the target's step
     samples: list[dict[str, Any]] = field(default_factory=list)  # drafter, temperature, category, question, segments
     cost_models: list[CostModel] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)  # what was really measured of what is predicted
@@ -75,6 +77,7 @@ class Evaluation:
         ]
         plain = {name: getattr(self, name) for name in ("created", "settings", "machine", "versions")}
         lists = {name: getattr(self, name) for name in ("results", "categories", "cost_models", "advice")}
+        plain["roofline"] = self.roofline and asdict(self.roofline) | {"step_seconds": self.roofline.step_seconds}
         written = {name: [each.to_dict() for each in found] for name, found in lists.items()}
         return _finite({**plain, "baseline": baseline, **written, "checks": self.checks, "samples": self.samples})
 

@@ -23,6 +23,7 @@ from specdraft.evaluation.settings import EvaluationSettings, drafted
 from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostSettings
+from specdraft.evaluation.speedup.roofline import measure_roofline
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
 from specdraft.onednn import packed
 from specdraft.redaction import redact
@@ -95,7 +96,7 @@ def evaluate(
         "device": str(target.device),
         **(notes or {}),
     }
-    evaluation = Evaluation(redact(recorded), [], [], {})
+    evaluation = Evaluation(redact(recorded), [], [], {}, measure_roofline(target))
     evaluator = _Evaluator(target, prompts, settings, progress, evaluation)
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with ExitStack() as stack:

@@ -122,6 +122,7 @@ def test_json_and_report(evaluation, tmp_path):
         "machine",
         "versions",
         "baseline",
+        "roofline",
         "results",
         "categories",
         "cost_models",
@@ -168,6 +169,7 @@ def test_table_fits_80_columns(evaluation):
         "speedup",
         "cost ratio c",
         "distinct 4-grams",
+        "its weights and arithmetic at least",
         "by category: short",
     ):
         assert words in text

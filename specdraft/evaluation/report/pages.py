@@ -32,6 +32,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
     """One page without script or network, of an evaluation as ``evaluation.json`` holds it; light or dark."""
     labels = list(dict.fromkeys(each["label"] for each in evaluation["results"]))
     values = {
+        "roofline": None,  # of evaluations that were written before there was one
         **evaluation,
         "created": datetime.fromisoformat(evaluation["created"]),
         "compared": labels[: 1 + len(evaluation["settings"].get("compared", []))],

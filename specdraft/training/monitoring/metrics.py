@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specdraft.drafters.base import Drafter
 from specdraft.targets import Target
-from specdraft.training.planning.costs import target_forward_flops, target_sizes
+from specdraft.targets.parameters import target_sizes
+from specdraft.training.planning.costs import target_forward_flops
 
 _GIB = 2.0**30
 _STEP = re.compile(r"step_(\d+)/(\w+)_sum")

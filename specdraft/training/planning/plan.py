@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.rendering import render
+from specdraft.targets.parameters import target_sizes
 from specdraft.targets.target import PLACEMENTS
 from specdraft.training.devices import uses_gpus, world_size
 from specdraft.training.planning import costs
@@ -103,7 +104,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     mixed = gpus if config.trainer.precision == "auto" else "32" not in str(config.trainer.precision)
     element = 2 if mixed else 4
     tokens = config.data.batch_size * length
-    sizes = costs.target_sizes(target.model, target.config)
+    sizes = target_sizes(target.model, target.config)
     target_element = bytes_per_parameter(config.target.dtype, architecture)
     stage = _stage(config, devices, gpus)
     passing = (4 * target.hidden_size + 3 * target.config.intermediate_size) * tokens * target_element

@@ -277,3 +277,14 @@ def test_the_drafted_share_leaves_rejected_drafts_out():
     recorded = [("abc", ACCEPTED), ("rejected", REJECTED), ("d", CORRECTED), ("", OWN)]
     assert drafted_share([{"text": text, "status": status} for text, status in recorded]) == pytest.approx(3 / 4)
     assert drafted_share([]) == 0
+
+
+def test_a_step_stands_beside_its_roofline():
+    roofline = {"bytes": 4e7, "flops": 2e7, "bandwidth": 2e10, "rate": 1e11, "step_seconds": 2e-3}
+    found = evaluation() | {"roofline": roofline}
+    for alone in found["baseline"]:
+        alone["target_step_seconds"] = 5e-3
+    page = text(html(found))
+    words = "its 40 MB of weights and to compute with them takes at least 2.00 ms at the 20 GB/s"
+    assert f"A step takes 5.00 ms; to read {words}" in page
+    assert "roofline" not in evaluation()
