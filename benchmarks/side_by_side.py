@@ -21,7 +21,7 @@ NEW_TOKENS = 32
 
 def measure(compiled: bool) -> dict[str, list[float]]:
     """[tokens/s, rounds/s] by what is decoded, of this process."""
-    from contextlib import nullcontext
+    from contextlib import AbstractContextManager, nullcontext
 
     import torch
 
@@ -29,11 +29,13 @@ def measure(compiled: bool) -> dict[str, list[float]]:
     from specdraft.drafters.eagle import Eagle3
     from specdraft.targets import Target
 
-    active = nullcontext()
-    if compiled:
-        from specdraft.decoding.compilation import compiling
+    def active() -> AbstractContextManager[None]:
+        if not compiled:
+            return nullcontext()
+        from specdraft.decoding.compilation import compiling  # the reference may be older
 
-        active = compiling(True)
+        return compiling(True)
+
     target = Target.load("embedded://tiny", dtype="float32")
     torch.manual_seed(0)
     head = Eagle3.for_target(target, torch.arange(0, target.vocab_size, 2)).eval()
@@ -43,7 +45,7 @@ def measure(compiled: bool) -> dict[str, list[float]]:
     for batch in BATCHES:
         for name, drafter in (("plain", None), ("eagle3", head)):
             decoder = Decoder(target, drafter, 5)
-            with active if compiled else nullcontext():
+            with active():
                 decoder.generate_batch(prompts[:batch], 8, batch)
                 started = time.perf_counter()
                 results = decoder.generate_batch(prompts[:batch], NEW_TOKENS, batch)
