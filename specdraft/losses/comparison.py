@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdraft.errors import warn
 from specdraft.losses.divergence import Compared, Distribution, Divergence, Draft
+from specdraft.text import reason
 
 # Elements of draft logits that torch's operations pass over at a time on a processor: with what is made of them they
 # stay in its second-level cache, which is worth a third of their time.
@@ -102,6 +104,35 @@ def comparison(
     if device.type == "cuda" and dtype == torch.float32 and importlib.util.find_spec("triton"):
         from specdraft.losses.fused import Fused, kind
 
-        if kind(divergence):
+        if kind(divergence) and agrees(Fused(divergence), divergence, device):
             return Fused(divergence)
     return Eager(divergence, size, vocabulary, dtype, device)
+
+
+_agreeing: dict[tuple[Divergence, torch.device], bool] = {}
+
+
+def agrees(other: Comparison, divergence: Divergence, device: torch.device) -> bool:
+    """Whether a kernel gives what torch gives, asked once a divergence and device. Else, with one warning, it is not
+    used."""
+    if (divergence, device) not in _agreeing:
+        try:
+            amiss = _difference(other, Eager(divergence, 4, 150, torch.float32, device), device)
+        except Exception as error:  # of a compiler, of a driver
+            amiss = reason(error)
+        if amiss:
+            warn(f"the kernel of the loss is not used, training is slower: {amiss}")
+        _agreeing[divergence, device] = not amiss
+    return _agreeing[divergence, device]
+
+
+def _difference(one: Comparison, other: Comparison, device: torch.device) -> str:
+    own = torch.Generator(device).manual_seed(0)
+    logits, z = (3 * torch.randn((7, size), generator=own, device=device) for size in (300, 150))
+    draft_ids, label = torch.arange(0, 300, 2, device=device), torch.arange(7, device=device)
+    index = torch.tensor([0, 2, 3, 6], device=device)
+    targets = (each.target(logits.clone(), draft_ids, label) for each in (one, other))
+    pairs = zip((one, other), targets, strict=True)
+    found = (each.draft(z[index].clone(), target, index, keep=False) for each, target in pairs)
+    worst = max((a.double() - b.double()).abs().max().item() for a, b in zip(*found, strict=True))
+    return "" if worst < 1e-3 else f"it differs by {worst:.2g}"

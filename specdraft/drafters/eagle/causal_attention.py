@@ -10,11 +10,15 @@ the log-sum-exp over *all* keys: dS = P * (dP - rowsum(dO * O)) holds for each k
 Two operators, so that a compiled layer calls them as they are: what they do depends on the lengths of documents. Flash
 attention where the device has it, else ``_math`` and ``_math_backward``, blocks of queries by plain products."""
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+
+from specdraft.errors import warn
+from specdraft.text import reason
 
 QUERY_BLOCK = 256
 _aten = torch.ops.aten
@@ -25,9 +29,17 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, l
     """query: ``[P, Hq, d]``, key, value: ``[R, Hk, d]`` -> output ``[P, Hq, d]``, log-sum-exp ``[Hq, P]``. longest: a
     bound on the positions of a document."""
     if _has_flash(query):
-        given = query, key, value, table[0], table[1], longest, longest, 0.0, True, False
-        return _aten._flash_attention_forward(*given)[:2]
-    forward = _flash_for_cpu if query.device.type == "cpu" else _math
+        return _flash(query, key, value, table, longest)
+    return _by_document(_flash_for_cpu if query.device.type == "cpu" else _math, query, key, value, table)
+
+
+def _by_document(
+    forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+) -> tuple[Tensor, Tensor]:
     output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=_accumulator(query))
     for queries, before, here in _documents(table):
         own, own_lse = forward(query[queries], key[here], value[here], True)
@@ -46,10 +58,21 @@ def causal_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value, from that of ``output``, which may be of more keys, as ``lse`` then is."""
     if _has_flash(query):
-        unused = torch.empty(0, dtype=torch.uint64, device=query.device)  # the random state of a dropout of 0
-        bounds = table[0], table[1], longest, longest, 0.0, True, unused, unused
-        return _aten._flash_attention_backward(grad, query, key, value, output, lse, *bounds)
+        return _flash_backward(grad, query, key, value, output, lse, table, longest)
     backward = _flash_for_cpu_backward if query.device.type == "cpu" else _math_backward
+    return _by_document_backward(backward, grad, query, key, value, output, lse, table)
+
+
+def _by_document_backward(
+    backward: Callable[..., tuple[Tensor, ...]],
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    table: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     for queries, before, here in _documents(table):
         for keys in (before, here):
@@ -82,7 +105,43 @@ def _has_flash(query: Tensor) -> bool:
     half, size = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
     if not query.is_cuda or not half or size % 8 or size > 256:
         return False
-    return torch.cuda.get_device_capability(query.device) >= (8, 0)
+    return torch.cuda.get_device_capability(query.device) >= (8, 0) and _agrees(query.device, query.dtype, size)
+
+
+@functools.cache
+def _agrees(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Whether CUDA's kernel and its backward give what plain products give, with grouped heads, a document that is
+    asked in part and one that is not asked at all. Else, with one warning, it is not used."""
+    # Documents of 4, 2 and 3 positions, with 2, 0 and 3 queries.
+    table = torch.tensor([[0, 2, 2, 5], [0, 4, 6, 9]], dtype=torch.int32, device=device)
+    own = torch.Generator(device).manual_seed(0)
+    shapes = (5, 4, size), (5, 4, size), (9, 2, size), (9, 2, size)
+    query, grad, key, value = (torch.randn(shape, generator=own, device=device).to(dtype) for shape in shapes)
+    plain = _by_document(_math, query, key, value, table)
+    expected = *plain, *_by_document_backward(_math_backward, grad, query, key, value, *plain, table)
+    try:
+        output, lse = _flash(query, key, value, table, 4)
+        found = output, lse, *_flash_backward(grad, query, key, value, output, lse, table, 4)
+        worst = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, expected, strict=True))
+        amiss = "" if worst < 0.05 else f"it differs by {worst:.2g}"
+    except RuntimeError as error:
+        amiss = reason(error)
+    if amiss:
+        warn(f"the GPU's flash attention is not used for heads of {size} in {dtype}, training is slower: {amiss}")
+    return not amiss
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, table: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    given = query, key, value, table[0], table[1], longest, longest, 0.0, True, False
+    return _aten._flash_attention_forward(*given)[:2]
+
+
+def _flash_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, table: Tensor, longest: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    unused = torch.empty(0, dtype=torch.uint64, device=query.device)  # the random state of a dropout of 0
+    bounds = table[0], table[1], longest, longest, 0.0, True, unused, unused
+    return _aten._flash_attention_backward(grad, query, key, value, output, lse, *bounds)
 
 
 def _documents(table: Tensor) -> Iterator[tuple[slice, slice, slice]]:

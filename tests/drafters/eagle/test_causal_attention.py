@@ -1,5 +1,6 @@
 """Causal attention of packed documents beside a dense mask, by flash attention and by plain products."""
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,8 @@ def test_the_operators_can_be_compiled():
 
 
 def test_gpus_of_today_have_a_kernel_for_half_precision(monkeypatch):
+    monkeypatch.setattr(module, "_agrees", lambda *_: True)
+
     def has(dtype=torch.bfloat16, size=128, capability=(8, 0), is_cuda=True):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         return module._has_flash(SimpleNamespace(dtype=dtype, shape=(300, 5, size), is_cuda=is_cuda, device="cuda"))
@@ -133,3 +136,48 @@ def test_the_kernel_of_a_gpu_is_asked_for_the_same(monkeypatch):
     monkeypatch.setattr(module, "_aten", Kernel())
     torch.testing.assert_close(causal_attention(*given[1:4], TABLE, 9), forward)
     torch.testing.assert_close(causal_attention_backward(*given), backward)
+
+
+def by_the_processor(query, key, value, table, longest):
+    return module._by_document(module._flash_for_cpu, query, key, value, table)
+
+
+def larger(*given):
+    output, lse = by_the_processor(*given)
+    return 1.2 * output, lse
+
+
+def its_backward(grad, query, key, value, output, lse, table, longest):
+    given = grad, query, key, value, output, lse, table
+    return module._by_document_backward(module._flash_for_cpu_backward, *given)
+
+
+def refused(*given):
+    raise RuntimeError("no kernel image is available")
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "amiss"),
+    [
+        (by_the_processor, its_backward, ""),
+        (
+            lambda *given: (1.2 * by_the_processor(*given)[0], by_the_processor(*given)[1]),
+            its_backward,
+            "it differs by",
+        ),
+        (by_the_processor, lambda *given: (*its_backward(*given)[:2], its_backward(*given)[1]), "it differs by"),
+        (refused, its_backward, "no kernel image"),
+    ],
+)
+def test_a_kernel_that_says_something_else_is_not_used(monkeypatch, forward, backward, amiss):
+    monkeypatch.setattr(module, "_flash", forward)
+    monkeypatch.setattr(module, "_flash_backward", backward)
+    module._agrees.cache_clear()
+    before = torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert module._agrees(torch.device("cpu"), torch.bfloat16, 16) == (not amiss)
+    assert [amiss in str(each.message) for each in warned] == [True] * bool(amiss)
+    assert torch.equal(torch.get_rng_state(), before)
+    module._agrees.cache_clear()
