@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train evaluate export test test-slow reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup train evaluate export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,14 @@ test: lint ## style, types and tests, a process per core; ARGS goes to pytest
 
 test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses auto --dist loadfile $(ARGS)
+
+# Triton comes with CUDA builds of torch; its interpreter runs kernels anywhere, apart from the environment's own packages.
+TRITON := build/triton-3.9.0
+$(TRITON)/triton: | $(INSTALLED)
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --target $(TRITON) triton==3.9.0
+
+test-kernels: $(INSTALLED) $(TRITON)/triton ## the kernels of a GPU, by Triton's interpreter
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TRITON) $(RUN) -m pytest -q tests/losses/test_fused.py
 
 reference: $(INSTALLED) ## write the first steps of every family again, after a change that was meant to change them
 	OMP_NUM_THREADS=1 $(RUN) -m tests.reference.curves
