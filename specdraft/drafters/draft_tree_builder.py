@@ -220,5 +220,4 @@ def _seen_by(parents: Tensor, above: Tensor) -> Tensor:
 @lru_cache(maxsize=256)
 def _constant(values: tuple[int, ...], device: torch.device) -> Tensor:
     """``[len(values)]``, copied to the device once and not in every round."""
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=torch.int64, device=device)
+    return torch.tensor(values, dtype=torch.int64, device=device)

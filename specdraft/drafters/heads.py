@@ -172,12 +172,13 @@ class HeadsDrafting(LevelDrafting):
     """Of each request the newest position's hidden state ``[rows, H]``, and the token ``[rows]`` that was emitted from
     it; the heads see no other."""
 
+    _path: Tensor  # [B, m, levels], of the nodes of the level that is read
+
     def __init__(self, heads: Heads, rows: int) -> None:
         self.heads, self.vocabulary = heads, heads.vocabulary
         device = next(heads.parameters()).device
         self.last = torch.zeros(rows, heads.hidden_size, dtype=heads.dtype, device=device)
         self.token = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._path = self.token[:, None, None]  # [B, m, levels], of the nodes of the level that is read
 
     def begin(self, row: int, first_token: int) -> None:
         """See ``Drafting``."""

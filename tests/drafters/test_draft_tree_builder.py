@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import DynamicTree, ForcedPath, StaticTree
 from specdraft.decoding.tree import ROOT
-from specdraft.drafters.draft_tree_builder import Vocabulary, grow
+from specdraft.drafters.draft_tree_builder import FIRST_DRAW, Vocabulary, grow
 from tests.chance import REJECTED, goodness_of_fit
 from tests.drafters.tables import Path, Table, V, chance, children_of, draft_all, nodes_of, paths_of
 
@@ -263,3 +263,24 @@ def test_along_a_forced_path_the_best_of_every_level_are_named(ids):
     assert trees.q is None and trees.alive is None
     wide = draft_all(tables, ForcedPath(path, 99), Sampling(), chance(2))
     assert wide.tokens.shape == (2, 3 * size)
+
+
+def test_a_forced_level_hangs_on_the_first_node_of_the_level_above():
+    trees = draft_all([Table(1), Table(2)], ForcedPath(torch.tensor([[0, 1, 2, 3], [1, 1, 0, 2]]), 3), Sampling(), None)
+    assert trees.parents.tolist() == [[ROOT] * 3 + [0] * 3 + [3] * 3 + [6] * 3] * 2
+    assert trees.depths.tolist() == [[1] * 3 + [2] * 3 + [3] * 3 + [4] * 3] * 2
+
+
+def test_no_number_decides_two_draws():
+    wide = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 1, 0), (1, 1, 0), (1, 1, 1)))
+    asked = []
+
+    class Noted(Chance):
+        def uniform(self, first: int, count: int) -> Tensor:
+            asked.extend(range(first, first + count))
+            return super().uniform(first, count)
+
+    one = chance(1)
+    Table().drafts(wide, Sampling(1.0), Noted(one.seeds, one.lengths))
+    # Of a node that has children, as many draws as the widest of its level has.
+    assert asked == list(range(FIRST_DRAW, FIRST_DRAW + 2 + 2 * 2 + 3 * 2))

@@ -2,7 +2,11 @@
 
 import torch
 
+from specdraft.decoding.passes import Texts
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.hydra import Hydra
+from specdraft.targets import Features
 
 
 def random_hydra(target, **options):
@@ -43,3 +47,20 @@ def test_the_embedding_is_borrowed(target):
     drafter = Hydra.for_target(target, num_heads=2)
     parts = ("blocks.{}.layers.0.weight", "blocks.{}.layers.0.bias", "lm_heads.{}.weight")
     assert set(drafter.state_dict()) == {part.format(head) for part in parts for head in range(2)}
+
+
+@torch.inference_mode()
+def test_the_last_request_takes_the_row_of_one_that_ends(target):
+    drafter = random_hydra(target, num_heads=3)
+    drafting, one = drafter.drafting(3, 16), torch.ones(1, dtype=torch.int64)
+    for row in range(3):
+        features = Features(torch.zeros(1, 1, 0), torch.randn(1, 1, 32, dtype=torch.float64))
+        drafting.advance(Texts(one, 1, row), torch.tensor([[row + 5]]), one, features)
+    texts = Texts(one.expand(3), 1)
+    chain = StaticTree.chain(3)
+    first = drafting.first(texts)
+    drafts = drafting.draft(texts, chain, Sampling(), None).tokens
+    drafting.drop(0, 2, 1)
+    texts = Texts(one.expand(2), 1)
+    assert torch.equal(drafting.first(texts), first[[2, 1]]) and not torch.equal(first[0], first[2])
+    assert torch.equal(drafting.draft(texts, chain, Sampling(), None).tokens, drafts[[2, 1]])

@@ -41,7 +41,7 @@ TESTS = {
     "specdraft.losses.comparison": ["tests/losses"],
     "specdraft.losses.windows": ["tests/losses"],
     "specdraft.drafters.alignment": ["tests/drafters/test_alignment.py", "tests/drafters/eagle"],
-    "specdraft.drafters.heads": ["tests/drafters/test_heads.py", "tests/drafters/test_medusa.py"],
+    "specdraft.drafters.heads": [f"tests/drafters/test_{name}.py" for name in ("heads", "medusa", "hydra")],
     "specdraft.drafters.medusa": ["tests/drafters/test_medusa.py", "tests/drafters/test_heads.py"],
     "specdraft.drafters.hydra": ["tests/drafters/test_hydra.py", "tests/drafters/test_heads.py"],
     "specdraft.drafters.draft_tree_builder": ["tests/drafters/test_draft_tree_builder.py"],
