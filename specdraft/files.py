@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from specdraft.errors import UserError
+
+_EMBEDDED = "embedded://"
 
 
 def make_directory(path: Path) -> Path:
@@ -28,6 +31,14 @@ def make_directory(path: Path) -> Path:
 def cache_directory() -> Path:
     """Where what can be made again is kept: ``$SPECDRAFT_CACHE``, or ``~/.cache/specdraft``."""
     return Path(os.environ.get("SPECDRAFT_CACHE") or "~/.cache/specdraft").expanduser()
+
+
+def embedded(name: str) -> Path | None:
+    """The folder inside this package that ``embedded://NAME`` means; None for any other name. It may not exist."""
+    plain = name.removeprefix(_EMBEDDED)
+    if plain == name:
+        return None
+    return Path(__file__).parent / "embedded" / (plain.replace("-", "_") if re.fullmatch(r"[\w-]+", plain) else "?")
 
 
 def _sibling(path: Path) -> Path:

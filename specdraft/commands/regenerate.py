@@ -35,14 +35,16 @@ def main(config: DictConfig) -> None:
             print(
                 f"{split}: {counts.conversations} conversations, {counts.turns} answers of {counts.tokens} tokens\n"
                 f"  {counts.unfinished} end at an answer that was cut, {counts.dropped} later turns with it; "
-                f"{counts.shortened} shortened, {counts.left_out} left out, {counts.refused} refused by the template\n"
+                f"{counts.shortened} shortened, {counts.left_out} left out, {counts.refused} refused by the template, "
+                f"{counts.rejected} end at a question that was not asked\n"
                 f"  {done.manifest}"
             )
 
     def lines() -> Iterator[dict[str, Any]]:
         for split, done in answered.items():
             asked = data.without_benchmark(data.conversations(split), Notes())
-            for conversation, outcome in zip(asked, done.outcomes(), strict=True):
+            outcomes = data.answered(done.outcomes(), Notes())
+            for conversation, outcome in zip(asked, outcomes, strict=True):
                 if outcome.examples:
                     tools = {"tools": [dict(tool) for tool in conversation.tools]} if conversation.tools else {}
                     messages = answered_messages(conversation, outcome, target)

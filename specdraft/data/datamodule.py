@@ -14,13 +14,14 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from specdraft.data.packing import PackedData
+from specdraft.data.packing import PackedData, openings
 from specdraft.data.preparation import Preparation, Split
 from specdraft.data.read_ahead import ReadAhead
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.regeneration.request import Engine
 from specdraft.data.sampler import ResumableSampler
 from specdraft.data.sources.base import Source
+from specdraft.data.sources.self_written import is_self_written
 from specdraft.data.store import Store, StoredData
 from specdraft.data.tokenization.chat import RefusedError, opening_ids
 from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count, coverage
@@ -115,12 +116,16 @@ class DataModule(LightningDataModule):
     def evaluation_prompts(
         self, split: str, limit: int | None = None, max_new_tokens: int = 128
     ) -> list[tuple[str, list[int]]]:
-        """Categories and token ids of prompts to decode: a random sample of those with room for ``max_new_tokens``."""
+        """Categories and token ids of prompts to decode: a random sample of those with room for ``max_new_tokens``.
+        Where the target writes the questions they are those of the packed sequences."""
         room = self._target.max_length - max_new_tokens
         found: list[tuple[str, list[int]]] = []
         said = f"no {split} prompt of {self.preparation.source.name} leaves room for {max_new_tokens} new tokens"
         failure = UserError(f"{said} in the target's context of {self._target.max_length}: lower max_new_tokens")
-        for conversation in self.preparation.source.conversations(split):
+        for conversation in self.preparation.conversations(split):
+            if is_self_written(conversation):
+                found = [("self", ids) for ids in openings(self._prepared(split).data) if len(ids) <= room][:limit]
+                break
             if limit is not None and len(found) == limit:
                 break
             try:

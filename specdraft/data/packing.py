@@ -181,6 +181,17 @@ def pack_flat(flat: Flat, sequence_length: int) -> tuple[PackedSegments, Packing
     return PackedSegments(flat.tokens, chosen, bounds, sequence_length), report
 
 
+def openings(data: PackedData) -> list[list[int]]:
+    """Token ids of each document up to its first token to learn, in an order that their content decides."""
+    found = []
+    for batch in data.blocks():
+        for ids, documents, learned in zip(batch.input_ids, batch.document_ids, batch.loss_mask, strict=True):
+            for document in range(int(documents.max()) + 1):
+                here = documents == document
+                found.append(ids[here][: int(learned[here].long().argmax())].tolist())
+    return sorted(filter(None, found), key=lambda ids: hashlib.sha256(str(ids).encode()).digest())
+
+
 def padding(count: int, sequence_length: int) -> Batch:
     """``count`` sequences of padding alone: id 0, document -1, nothing supervised."""
     ids, positions = torch.zeros((count, sequence_length), dtype=torch.int64), torch.arange(sequence_length)

@@ -14,6 +14,8 @@ from tqdm import tqdm
 
 from specdraft.data.packing import PackedData, pack_flat
 from specdraft.data.regeneration.cache import Regeneration, cache_key, regenerate
+from specdraft.data.regeneration.dialogue import Outcome
+from specdraft.data.regeneration.questions import normalized
 from specdraft.data.regeneration.request import Engine, RegenerationSettings
 from specdraft.data.sources.base import Conversation, Selection, Source, refusals
 from specdraft.data.sources.decontamination import Benchmark
@@ -26,8 +28,9 @@ from specdraft.targets import Target
 from specdraft.text import fingerprint
 
 # Conversations that hold what the benchmark asks; without room for an answer; ended by a turn without room; ended by
-# an answer that max_new_tokens cut; turns not asked for after it; without a safe loss mask or refused by the template.
-COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "dropped", "unsafe")
+# an answer that max_new_tokens cut; turns not asked for after it; without a safe loss mask or refused by the template;
+# ended by a question of the target's own that was not worth asking; with one that an earlier conversation has.
+COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "dropped", "unsafe", "rejected", "repeated")
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,18 @@ class Preparation:
         room, limit = self._length(target), self.source.max_malformed
         return regenerate(target, asked, self.generation, self.cache, room, said, engine, limit)
 
+    def answered(self, outcomes: Iterable[Outcome], notes: Notes) -> Iterator[Outcome]:
+        """The outcomes; those whose questions the target wrote are emptied, and counted, where an earlier one has the
+        same or where they overlap with the benchmark."""
+        asked = set[str]()
+        for outcome in outcomes:
+            questions = set(map(normalized, outcome.questions))
+            amiss = "repeated" if questions & asked else "overlapping" if self.questions.holds(questions) else ""
+            asked |= questions
+            if amiss and outcome.examples:
+                notes.counts[amiss] = notes.counts.get(amiss, 0) + 1
+            yield Outcome(outcome.id) if amiss else outcome
+
     def prepare(self, target: Target, split: str, engine: Engine) -> Split:
         """Read, regenerate (or find in the cache), tokenize, pack and count. Raises UserError."""
         key, make = self._cache_key_fields(target, split), partial(self._examples, target, split, engine)
@@ -144,7 +159,8 @@ class Preparation:
             if done.refused:
                 said = f"{done.counts.conversations} {where} are refused by the target's chat template and end there"
                 notes.warnings.append(refusals(done.refused, said))
-            yield from in_chunks(done.examples())
+            kept = self.answered(done.outcomes(), notes)
+            yield from in_chunks(example for outcome in kept for example in outcome.as_examples())
         else:
             bar = tqdm(found, desc=f"preparing {split} conversations", unit="", unit_scale=True, dynamic_ncols=True)
             processes = min(self.num_proc or min(8, available_cores()), -(-len(found) // CHUNK))

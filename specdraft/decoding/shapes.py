@@ -13,6 +13,12 @@ from torch import Tensor
 from specdraft.errors import UserError
 
 Path = tuple[int, ...]
+AUTO = "auto"  # as many drafted tokens as an evaluation finds to pay
+
+
+def draft_tokens(number: int | str, otherwise: int = 5) -> int:
+    """The number of drafted tokens where it must be known beforehand: ``otherwise`` for "auto"."""
+    return otherwise if isinstance(number, str) else number
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from specdraft.drafters.checkpoint import CONFIG, find, load_drafter
 from specdraft.errors import UserError
 from specdraft.export.importing import import_eagle3
 from specdraft.export.layout import DTYPES
-from specdraft.files import read_json
+from specdraft.files import embedded, read_json
 from specdraft.targets import Target
 
 
@@ -81,7 +81,7 @@ class LoadedDrafter:
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether ``path`` holds a specdraft checkpoint rather than an export. Raises UserError for neither."""
-    if not (Path(path) / CONFIG).is_file():
+    if embedded(str(path)) or not (Path(path) / CONFIG).is_file():
         return bool(find(path))
     config = read_json(Path(path) / CONFIG)
     return isinstance(config, dict) and "drafter" in config

@@ -17,7 +17,7 @@ import specdraft
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
-from specdraft.files import atomic_directory, member, read_json
+from specdraft.files import atomic_directory, embedded, member, read_json
 from specdraft.redaction import redact
 from specdraft.targets import Target, TargetIdentity
 from specdraft.targets.loading import template_hash
@@ -65,7 +65,9 @@ def about_target(target: Target) -> dict[str, Any]:
 
 
 def find(path: str | Path) -> Path:
-    """The checkpoint directory at ``path``: itself, or ``drafter/`` in a run directory. Raises UserError if neither."""
+    """The checkpoint directory at ``path``: itself, ``drafter/`` in a run directory, or ``embedded://NAME``, a drafter
+    inside this package. Raises UserError if it is none of these."""
+    path = embedded(str(path)) or path
     for candidate in (Path(path), Path(path) / "drafter"):
         if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():
             return candidate

@@ -14,7 +14,7 @@ from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe
-from specdraft.decoding.shapes import Shape, StaticTree
+from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
 from specdraft.decoding.trace import segments
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import first_difference
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from specdraft.targets import Target
 
 _WARM_UP_TOKENS = 16
+_PILOT_PROMPTS, _PILOT_TOKENS, _PILOT_SECONDS = 8, 64, 2.0
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ def evaluate(
     for each in drafters.values():
         each.eval()
     recorded = {
-        "num_draft_tokens": shape.depth,
+        "num_draft_tokens": AUTO if settings.num_draft_tokens == AUTO else shape.depth,
         **{name: getattr(settings, name) for name in ("top_k", "top_p", "max_new_tokens", "seed")},
         "temperatures": list(settings.temperatures),
-        "draft_tree": str(shape),
+        "draft_tree": "chains, as long as pays" if settings.num_draft_tokens == AUTO else str(shape),
         "rule": describe(settings.rule),
         "drafting": draftings[0],
         "engine": None if engine is None else engine.name,
@@ -106,6 +107,8 @@ def evaluate(
         bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))
         for temperature in settings.temperatures:
             ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
+            if settings.num_draft_tokens == AUTO:
+                ways = [replace(way, shape=evaluator.chain_that_pays(way, temperature)) for way in ways]
             requests = evaluator.decode(ways, temperature, bar)
             baseline = [request.baseline.tokens for request in requests[ways[0]]]
             evaluation.distinct_4gram[temperature] = distinct_ngrams(baseline, 4)
@@ -186,6 +189,27 @@ class _Evaluator:
             }
             for shape, each in measured.items()
         )
+
+    def chain_that_pays(self, way: Way, temperature: float) -> Shape:
+        """The chain of at most ``way.shape``'s length that promises most, from a few prompts, one of each category, and
+        the times of the steps. What has no parameters costs nothing to draft: the usual length."""
+        settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
+        best = StaticTree.chain(draft_tokens(AUTO))
+        if _trained(way.drafter):
+            chosen = [self.prompts[index] for index in _one_of_each_category(self.prompts)[:_PILOT_PROMPTS]]
+            pilot = replace(self, prompts=chosen, settings=settings, progress=False)
+            with tqdm(disable=True) as bar:
+                requests = pilot.decode([way], temperature, bar)[way]
+            result = summarize(requests, way.name, temperature, way.shape.depth)
+            sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
+            found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
+            if found is not None:
+                found.timer.measure_for(_PILOT_SECONDS)
+                most = found.model().best(1)
+                best = StaticTree.chain(1 if most is None else most.tokens)
+            else:
+                best = StaticTree.chain(1)
+        return replace(best, sampled=isinstance(way.shape, StaticTree) and way.shape.sampled)
 
     def _samples(self, result: Result, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """The recorded answers, as segments that say where each came from."""

@@ -9,7 +9,7 @@ import torch
 from specdraft.decoding.compilation import wanted
 from specdraft.decoding.rules import Rule, rejection_sampling
 from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.shapes import Shape, StaticTree, as_shape
+from specdraft.decoding.shapes import AUTO, Shape, StaticTree, as_shape, draft_tokens
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from specdraft.targets import Target
 
 _AS_ENGINE = "engine"
+_CHAIN = "specdraft.decoding.shapes.StaticTree.chain"
+_LONGEST = 8  # drafted tokens that "auto" considers
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,12 @@ class EvaluationSettings:
     """How to decode; every temperature is measured on every prompt.
 
     ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
-    under test. ``rule`` verifies above temperature 0. ``drafting`` is how drafts are made there: "sampled" from the
-    draft's distribution, "greedy" (its most likely tokens, verified as point masses), or "engine", as the engine does
-    that the evaluation is for."""
+    under test. ``num_draft_tokens`` "auto" is for every trained drafter and temperature the chain, of at most 8 tokens,
+    that a sample of the prompts and the times of its steps promise most of. ``rule`` verifies above temperature 0.
+    ``drafting`` is how drafts are made there: "sampled" from the draft's distribution, "greedy" (its most likely tokens,
+    verified as point masses), or "engine", as the engine does that the evaluation is for."""
 
-    num_draft_tokens: int = 5
+    num_draft_tokens: int | str = 5
     shape: "Shape | Callable[[Drafter, Target], Shape] | None" = None
     rule: Rule = rejection_sampling
     drafting: str = _AS_ENGINE
@@ -52,6 +55,11 @@ class EvaluationSettings:
         several = isinstance(temperature, Sequence) and not isinstance(temperature, str)
         temperatures = temperature if several else [temperature]
         settings = cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
+        if settings.num_draft_tokens == AUTO:
+            shape = later.pop("shape", {"_target_": _CHAIN})["_target_"]
+            if shape != _CHAIN:
+                wanted = "decoding/shape=chain with it, or a number"
+                raise UserError(f"decoding.num_draft_tokens is auto and the shape {shape}: expected {wanted}")
         # Shapes read the number of draft tokens, which is checked by now.
         return replace(settings, **{name: build(node) for name, node in later.items()})
 
@@ -61,6 +69,8 @@ class EvaluationSettings:
             ("max_new_tokens", 2, "new tokens, as the first of an answer is never drafted"),
         ):
             value = getattr(self, name)
+            if name == "num_draft_tokens" and value == AUTO:
+                continue
             if not isinstance(value, int) or value < least:
                 raise UserError(f"decoding.{name} is {value}: expected at least {least} {why}")
         if self.drafting not in (_AS_ENGINE, SAMPLED, GREEDY):
@@ -76,7 +86,7 @@ class EvaluationSettings:
     def draft_shape(self, drafter: "Drafter", target: "Target") -> Shape:
         """The shape of every draft, measured if it has to be."""
         if self.shape is None or isinstance(self.shape, Shape):
-            return self.shape or as_shape(self.num_draft_tokens)
+            return self.shape or as_shape(draft_tokens(self.num_draft_tokens, _LONGEST))
         return self.shape(drafter, target)
 
     def draftings(self, engine: Engine | None) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from specdraft.export import draft_model, eagle1, eagle3, medusa
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout
 from specdraft.export.model_card import model_card
-from specdraft.files import atomic_directory
+from specdraft.files import atomic_directory, embedded
 
 CONFIG, CARD = "config.json", "README.md"
 
@@ -34,13 +34,15 @@ def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = N
     """Write the checkpoint's drafter for ``engine`` and return the directory: whole, or not at all.
 
     checkpoint: a drafter's directory, or a run directory that holds one. output: default ``export-ENGINE`` beside the
-    drafter's directory. An evaluation.json beside or in the checkpoint goes into the model card.
+    drafter's directory, for one inside this package in the current directory. An evaluation.json beside or in the
+    checkpoint goes into the model card.
 
     Raises UserError for a checkpoint that is missing or damaged, a drafter that the engine cannot serve, weights that
     are not sound, and an output directory that cannot be written or holds other files."""
     source = find(checkpoint)
     drafter, trained = load_drafter(source)
-    output = Path(output) if output is not None else source.parent / f"export-{engine.name}"
+    beside = Path() if embedded(str(checkpoint)) else source.parent
+    output = Path(output) if output is not None else beside / f"export-{engine.name}"
     _check_output(output)
     target: dict[str, Any] = trained.get("extra", {}).get("target", {})
     layout = layout_for(drafter, target, engine, output)

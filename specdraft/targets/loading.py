@@ -11,22 +11,24 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specdraft.errors import UserError
-from specdraft.files import member, read_json
+from specdraft.files import embedded, member, read_json
+from specdraft.targets.gguf import converted, is_gguf
 from specdraft.targets.sharded import gathered
 from specdraft.targets.sizes import check_sizes
 from specdraft.text import fingerprint, reason
 
-_EMBEDDED = "embedded://"
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
 def location(name: str) -> str:
-    """The path or hub id that ``from_pretrained`` takes; ``embedded://NAME`` is a target inside this package."""
-    if not name.startswith(_EMBEDDED):
+    """The path or hub id that ``from_pretrained`` takes. ``embedded://NAME`` is a target inside this package; a GGUF
+    file is converted first (see ``gguf.py``). Raises UserError."""
+    if is_gguf(name):
+        return str(converted(name))
+    folder = embedded(name)
+    if folder is None:
         return name
-    plain = name.removeprefix(_EMBEDDED)
-    folder = Path(__file__).parent.parent / "embedded" / plain
-    if not plain.isidentifier() or not (folder / "config.json").is_file():
+    if not (folder / "tokenizer.json").is_file():
         raise UserError(f"there is no embedded target {name!r}: expected embedded://tiny")
     return str(folder)
 

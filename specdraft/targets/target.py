@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdraft.allocation import keep_freed_memory
 from specdraft.errors import UserError
 from specdraft.onednn import pack, unpack
 from specdraft.targets import loading
@@ -97,8 +98,10 @@ class Target(LanguageModel):
             # verification; a CPU needs no copies: verifying 6 tokens of the embedded target takes 6.3 ms, not 7.1.
             os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
         target = cls(model.to(device), tokenizer, name, revision)
-        if packed and target.device.type == "cpu":
-            target.pack()
+        if target.device.type == "cpu":
+            keep_freed_memory()
+            if packed:
+                target.pack()
         return target
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.data.datamodule import DataModule
+from specdraft.decoding.shapes import draft_tokens
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, check_target, load_drafter
 from specdraft.entry import build
@@ -50,7 +51,7 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     describe = redact({"config": settings, "data": about})
     extra = {
         "data": about,
-        "decoding": {"num_draft_tokens": config.decoding.num_draft_tokens},
+        "decoding": {"num_draft_tokens": draft_tokens(config.decoding.num_draft_tokens)},
         "training": {"max_steps": config.trainer.max_steps, "seed": config.seed},
         "target": about_target(target),
     }

@@ -11,7 +11,7 @@ PACKAGE = REPOSITORY / "specdraft"
 
 # The ground floor first. What shares a floor stands side by side: neither imports the other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "text", "threads"),
+    ("allocation", "errors", "text", "threads"),
     ("files", "http_client", "onednn", "redaction", "rendering", "tensors"),
     ("entry", "cli"),
     ("losses", "decoding"),

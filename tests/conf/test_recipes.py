@@ -11,6 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM
 
+from specdraft.data.sources.self_written import SelfWritten
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.entry import build
 from specdraft.export import export
@@ -67,8 +68,19 @@ def composed(*overrides: str, name: str = "train") -> DictConfig:
 
 
 def test_there_is_a_recipe_for_every_target_and_model():
-    assert {path.stem for path in (CONF / "target").glob("*.yaml")} == {"tiny", *SEQUENCE_LENGTHS}
+    assert {path.stem for path in (CONF / "target").glob("*.yaml")} == {"tiny", "smollm2-135m", *SEQUENCE_LENGTHS}
     assert {path.stem for path in (CONF / "model").glob("*.yaml")} == set(MODELS)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_small_chat_target_asks_itself(model):
+    config = composed(f"model={model}", "target=smollm2-135m")
+    source = build(config.data.source)
+    assert isinstance(source, SelfWritten)
+    assert None in source.topics and any("mathematics" in (topic or "") for topic in source.topics)
+    questions, answers = config.data.source.max_question_tokens, config.data.max_new_tokens
+    assert questions + answers < config.data.sequence_length - 64
+    assert config.target.dtype == "float32" and config.trainer.accelerator == "auto"
 
 
 @pytest.mark.parametrize("target", SEQUENCE_LENGTHS)

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.datamodule import DataModule
 from specdraft.data.packing import pack
+from specdraft.data.sources.self_written import SelfWritten
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import example_from_words
 from specdraft.errors import UserError
@@ -166,3 +167,36 @@ def test_a_template_that_never_gives_a_mask_shows_the_row(picky: Target, tmp_pat
     with pytest.raises(UserError, match=f"^{first}: the target's chat template cannot render") as caught:
         data.prepare(picky)
     assert "max_malformed" not in str(caught.value)
+
+
+class Asking:
+    """Writes "what is N" as question N and answers it with its own words; every third question is the first one."""
+
+    name = "asking"
+
+    def answers(self, target: Target, requests: Any, settings: Any, known: Any = ()) -> Iterator[tuple[int, list[int]]]:
+        for number, request in enumerate(requests):
+            words = request.messages[-1]["content"] if request.messages else f"what is {number * bool(number % 3)}"
+            ids = target.tokenizer(words, add_special_tokens=False)["input_ids"]
+            yield number, [*ids, target.tokenizer.eos_token_id]
+
+    def close(self) -> None:
+        return
+
+
+def test_a_target_that_asks_itself(target: Target, tmp_path: Path) -> None:
+    settings = {"sequence_length": 128, "max_new_tokens": 24, "limit": 9, "validation_limit": 600}
+    source = SelfWritten(max_question_tokens=24)
+    data = DataModule(source, cache_dir=str(tmp_path), benchmark=["What is 4?"], **settings)
+    with pytest.warns(UserWarning, match="of 9 train conversations hold what the benchmark asks"):
+        data.prepare(target, Asking())
+    about = data.about("train")
+    assert (about["rejected"], about["overlapping"], about["documents"]) == (2, 1, 6)
+    # Two shards of validation: what the second one repeats is found when both are there.
+    about = data.about("validation")
+    assert about["repeated"] > 0 and about["documents"] + about["repeated"] + about["rejected"] < 600
+    # What is decoded while training are the questions that were kept.
+    prompts = data.evaluation_prompts("validation", 5, max_new_tokens=24)
+    asked = [target.tokenizer.decode(ids) for _, ids in prompts]
+    assert len(set(asked)) == 5 and all("what is " in text for text in asked)
+    assert prompts == data.evaluation_prompts("validation", 6, max_new_tokens=24)[:5]

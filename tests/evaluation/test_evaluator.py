@@ -12,12 +12,14 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.rules import Typical
 from specdraft.decoding.shapes import StaticTree
+from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, write_report
 from specdraft.evaluation.report.pages import html, table
 from specdraft.evaluation.speedup.model import CostSettings
+from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
 from specdraft.export.transformers import Transformers
 from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
@@ -266,3 +268,30 @@ def test_table_and_page_say_which_drafts_a_number_is_of(for_vllm, target, prompt
     drafter = Medusa.for_target(target, num_heads=3)
     (only,) = evaluate(target, drafter, prompts, explicit, progress=False, engine=VLLM()).results
     assert only.drafting == "sampled" and not only.beside
+
+
+@pytest.mark.parametrize(("cost", "expected"), [(0.0, 8), (0.4, 1)])
+def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expected):
+    """Two of three drafted tokens are right: free drafts are worth all eight, dear ones a single one."""
+
+    def times(timer):
+        return {(1, shape): StepTime(cost * (shape.depth if shape else 0), 1.0) for shape in timer.decoders}
+
+    monkeypatch.setattr(StepTimer, "times", times)
+    monkeypatch.setattr(StepTimer, "measure_for", lambda timer, seconds: None)
+    monkeypatch.setattr("specdraft.evaluation.speedup.measure.draft_ranks", lambda *_: torch.zeros(0))
+    monkeypatch.setattr("specdraft.evaluation.speedup.measure.rank_accuracies", lambda *_: [[]] * 8)
+    rates = [1 + sum(0.66**i for i in range(1, k + 1)) for k in range(1, 9)]
+    lengths = iter([*rates] * 2)
+    monkeypatch.setattr("specdraft.evaluation.speedup.measure.replayed_acceptance_length", lambda *_: next(lengths))
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=4)
+    settings = replace(SETTINGS, num_draft_tokens="auto", temperatures=(0.0,))
+    compare = {"prompt_lookup": PromptLookup()}
+    evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
+    ours, lookup = evaluation.results
+    assert ours.counts.num_draft_tokens == expected
+    assert lookup.counts.num_draft_tokens == 5  # it costs nothing
+    assert evaluation.settings["num_draft_tokens"] == "auto"
+    assert "chains, as long as pays" in table(evaluation)
+    assert f"draft_model, K = {expected}: draft acceptance rate" in table(evaluation)

@@ -136,3 +136,14 @@ def test_a_rule_that_takes_greedy_drafts_for_sampled_ones_is_rejected(target, he
 
     pairs, _ = two_tokens(target, head, Sampling(1.0), as_if_sampled)
     assert goodness_of_fit(pairs, exact_pairs(target, Sampling(1.0))) < REJECTED
+
+
+def test_auto_is_for_chains():
+    decoding = {"num_draft_tokens": "auto", "temperature": 0.0, "max_new_tokens": 8}
+    chain = {"_target_": "specdraft.decoding.shapes.StaticTree.chain", "num_tokens": "auto"}
+    settings = EvaluationSettings.from_config(decoding | {"shape": chain})
+    assert settings.num_draft_tokens == "auto"
+    assert settings.draft_shape(None, None) == StaticTree.chain(8)
+    tree = {"_target_": "specdraft.decoding.shapes.DynamicTree", "depth": "auto"}
+    with pytest.raises(UserError, match=r"num_draft_tokens is auto and the shape .*DynamicTree: expected .*chain"):
+        EvaluationSettings.from_config(decoding | {"shape": tree})

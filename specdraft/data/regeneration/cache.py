@@ -153,8 +153,9 @@ class _Work:
         return True
 
     def _answer(self, shard: Shard, first: int, conversations: Sequence[Conversation]) -> Header:
+        questions = set[str]()  # of this shard; those of others are compared when all are there
         dialogues = [
-            Dialogue(self.target, conversation, number, self.settings, self.room)
+            Dialogue(self.target, conversation, number, self.settings, self.room, questions)
             for number, conversation in enumerate(conversations, first)
         ]
         turn = 0

@@ -51,7 +51,7 @@ class InProcess:
             prompts = [requests[number].prompt for number in numbers]
             seeds = [requests[number].seed for number in numbers]
             with compiling(wanted(self.compile, target.device)):
-                results = decoder.generate_batch(prompts, settings.max_new_tokens, len(prompts), seeds)
+                results = decoder.generate_batch(prompts, requests[numbers[0]].max_new_tokens, len(prompts), seeds)
             yield from ((number, result.tokens) for number, result in zip(numbers, results, strict=True))
 
     def close(self) -> None:
@@ -60,11 +60,15 @@ class InProcess:
 
 
 def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[int]]:
-    """Numbers of requests that are decoded side by side: one temperature, similar lengths, long prompts first.
+    """Numbers of requests that are decoded side by side: at one temperature, up to one length, long prompts first.
     Similar lengths leave little padding to compute; the longest come first so that a lack of memory shows at once."""
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].prompt), i))
     batches = []
-    for temperature in sorted({request.temperature for request in requests}):
-        members = [number for number in order if requests[number].temperature == temperature]
+    for kind in sorted({_kind(request) for request in requests}):
+        members = [number for number in order if _kind(requests[number]) == kind]
         batches += [members[start : start + batch_size] for start in range(0, len(members), batch_size)]
     return sorted(batches, key=lambda batch: -len(requests[batch[0]].prompt))
+
+
+def _kind(request: Request) -> tuple[float, int]:
+    return request.temperature, request.max_new_tokens

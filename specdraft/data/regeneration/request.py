@@ -32,14 +32,16 @@ class RegenerationSettings:
 
 
 class Request(NamedTuple):
-    """One turn that the target is to answer. ``prompt`` are the token ids that the chat template made of ``messages``
-    (none for a document's beginning) and ``tools``; servers of words alone get those. ``seed`` is below 2**48."""
+    """One turn that the target is to write. ``prompt`` are the token ids that the chat template made of ``messages``
+    and ``tools``; servers of words alone get those, and cannot be asked for what has no messages: a document's rest, a
+    user's turn. ``seed`` is below 2**48."""
 
     prompt: Ids
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
     temperature: float
     seed: int
+    max_new_tokens: int
 
 
 class Engine(Protocol):

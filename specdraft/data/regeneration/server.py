@@ -38,12 +38,12 @@ class Server:
             for client in clients.living:
                 if client not in self._known:
                     model = self.model or _only_model(client)
-                    asking = _Asking(client, model, target, settings)
+                    asking = _Asking(client, model, target)
                     self._known[client] = model, asking.gives_ids(requests[numbers[0]])
 
             def ask(client: HttpClient, request: Request) -> Ids:
                 model, takes_ids = self._known[client]
-                asking = _Asking(client, model, target, settings)
+                asking = _Asking(client, model, target)
                 return asking.ids(request) if takes_ids else asking.words(request)
 
             if len(models := {model for model, _ in self._known.values()}) > 1:
@@ -70,7 +70,6 @@ class _Asking:
     client: HttpClient
     model: str
     target: Target
-    settings: RegenerationSettings
 
     def gives_ids(self, request: Request) -> bool:
         """Whether the server takes and gives token ids."""
@@ -92,8 +91,11 @@ class _Asking:
     def words(self, request: Request) -> Ids:
         """The answer's ids, from its words. Raises UserError."""
         if not request.messages:
-            said = f"the server {self.client.url} gives no token ids, and a document's beginning is no conversation"
-            raise UserError(f"{said}: use conversations, or a server that knows return_token_ids, as vllm serve does")
+            said = f"the server {self.client.url} gives no token ids, and only answers can be asked for in words"
+            raise UserError(
+                f"{said}, no document's rest and no user's turn: use conversations, or a server that knows "
+                "return_token_ids, as vllm serve does"
+            )
         payload = self._common(request) | {"messages": [dict(message) for message in request.messages]}
         if request.tools:
             payload["tools"] = [dict(tool) for tool in request.tools]
@@ -114,7 +116,7 @@ class _Asking:
 
     def _common(self, request: Request) -> dict[str, Any]:
         sampling = {"temperature": request.temperature, "seed": request.seed, "top_p": 1.0}
-        return {"model": self.model, "max_tokens": self.settings.max_new_tokens} | sampling
+        return {"model": self.model, "max_tokens": request.max_new_tokens} | sampling
 
     def _with_ids(self, request: Request) -> dict[str, Any]:
         """A request for token ids that ends and samples as the target does, whatever the server's defaults are."""

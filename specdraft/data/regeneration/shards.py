@@ -22,8 +22,8 @@ from specdraft.text import fingerprint
 class Counts(NamedTuple):
     """Of some conversations: ``turns`` and ``tokens`` count the answers.
     ``left_out`` conversations had no room for any answer, ``shortened`` ones not for all of them, ``unfinished`` ones
-    end at an answer that was cut, after which ``dropped`` turns were not asked for, and ``refused`` ones are those that
-    the chat template did not take."""
+    end at an answer that was cut, after which ``dropped`` turns were not asked for, ``refused`` ones are those that
+    the chat template did not take, and ``rejected`` ones end at a question of the target's own that was not asked."""
 
     conversations: int
     turns: int
@@ -33,6 +33,7 @@ class Counts(NamedTuple):
     unfinished: int
     dropped: int
     refused: int
+    rejected: int = 0
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> "Counts":
@@ -42,11 +43,12 @@ class Counts(NamedTuple):
             conversations=len(outcomes),
             turns=len(answers),
             tokens=sum(map(len, answers)),
-            left_out=sum(not (outcome.examples or outcome.refused) for outcome in outcomes),
+            left_out=sum(not (one.examples or one.refused or one.rejected) for one in outcomes),
             shortened=sum(outcome.shortened for outcome in outcomes),
             unfinished=sum(outcome.unfinished for outcome in outcomes),
             dropped=sum(outcome.dropped for outcome in outcomes),
             refused=sum(bool(outcome.refused) for outcome in outcomes),
+            rejected=sum(bool(outcome.rejected) for outcome in outcomes),
         )
 
 
@@ -106,7 +108,11 @@ class Shard:
         first, _, body = self.path.read_bytes().partition(b"\n")
         try:
             known = json.loads(first)
-            header = Header(known["engine"], Counts(*(known[name] for name in Counts._fields)), known["checksum"])
+            header = Header(
+                known["engine"],
+                Counts(**{name: known[name] for name in Counts._fields if name in known}),
+                known["checksum"],
+            )
             if header.checksum != fingerprint(body, 64):
                 raise ValueError("another checksum")
         except (ValueError, KeyError, TypeError):

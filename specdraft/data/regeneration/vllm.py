@@ -42,8 +42,11 @@ class VLLMOffline:
         asked = [requests[number] for number in numbers]
         # Both stop at the target's end marks, and nothing but the temperature shapes the distribution.
         stops = {"stop_token_ids": sorted(target.eos_token_ids), "ignore_eos": True}
-        common = {"max_tokens": settings.max_new_tokens, "detokenize": False} | stops
-        sampling = [SamplingParams(temperature=one.temperature, seed=one.seed, **common) for one in asked]
+        common = {"detokenize": False} | stops
+        sampling = [
+            SamplingParams(temperature=one.temperature, seed=one.seed, max_tokens=one.max_new_tokens, **common)
+            for one in asked
+        ]
         prompts = [{"prompt_token_ids": one.prompt} for one in asked]
         for number, output in zip(numbers, self._llm.generate(prompts, sampling, use_tqdm=False), strict=True):
             yield number, list(output.outputs[0].token_ids)

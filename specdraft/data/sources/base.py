@@ -25,7 +25,8 @@ class Conversation:
     """A conversation to learn from or to continue, or a document.
     ``prompt_messages`` end where the answer begins; ``response`` is the answer in the source, None if it has none, and
     ``response_extras`` is what the answer has beside its words: tool calls, reasoning. A document has no
-    ``prompt_messages`` and is its ``response``. ``tools`` are the JSON schemas of what the assistant may call."""
+    ``prompt_messages`` and is its ``response``. ``tools`` are the JSON schemas of what the assistant may call.
+    The user's turns may have no words yet: see ``self_written.py``."""
 
     id: str
     category: str

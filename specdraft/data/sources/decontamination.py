@@ -23,7 +23,10 @@ class Benchmark:
 
     def overlaps(self, conversation: Conversation) -> bool:
         """Whether a turn of the conversation, or the document, holds what the benchmark asks."""
-        texts = [message["content"] for message in conversation.messages] or [conversation.response or ""]
+        return self.holds([message["content"] for message in conversation.messages] or [conversation.response or ""])
+
+    def holds(self, texts: Iterable[str]) -> bool:
+        """Whether one of the texts holds what the benchmark asks."""
         return any(
             tuple(words) in self.questions or any(run in self.runs for run in _runs(words))
             for words in map(_words, texts if self.questions else ())

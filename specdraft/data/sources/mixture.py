@@ -8,6 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from specdraft.data.sources.base import Conversation, Selection, Source, check_request
+from specdraft.data.sources.self_written import SelfWritten
 from specdraft.errors import UserError
 
 
@@ -39,7 +40,7 @@ class Mixture:
         """As ``Source`` says."""
         check_request(split, limit)
         keys, weights = list(self.sources), [self.weights[key] for key in self.sources]
-        found = [source.conversations(split) for source in self.sources.values()]
+        found = [_all(source, split, limit) for source in self.sources.values()]
         # The k-th conversation of a source with weight w stands at (k + 1/2) / w: every prefix keeps the proportions.
         at = np.concatenate([(np.arange(len(one)) + 0.5) / weight for one, weight in zip(found, weights, strict=True)])
         end = min((len(one) + 0.5) / weight for one, weight in zip(found, weights, strict=True))
@@ -53,3 +54,8 @@ class Mixture:
             return replace(conversation, id=f"{keys[index]}:{conversation.id}")
 
         return Selection(read, order, np.concatenate([one.digests for one in found])[order])
+
+
+def _all(source: Source, split: str, limit: int | None) -> Selection:
+    """All conversations of the source; of one without an end as many as the mixture may need."""
+    return source.conversations(split, limit if isinstance(source, SelfWritten) else None)

@@ -16,6 +16,7 @@ from specdraft.text import fingerprint, reason
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # A document's beginning that the target is to continue: at most so many tokens, and at most half of it.
 _OPENING = 128
+_PLACE = "the-words-of-this-turn"
 # Conversations longer than the target's context are split later: no warning about them.
 _TOKENIZED = {"tokenize": True, "return_dict": True, "tokenizer_kwargs": {"verbose": False}}
 
@@ -56,6 +57,19 @@ def opening_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
         return prompt_ids(tokenizer, conversation.prompt_messages, conversation.tools)
     ids = _document_ids(tokenizer, conversation)
     return ids[: max(1, min(_OPENING, len(ids) // 2))]
+
+
+def question_ids(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], int]:
+    """Token ids up to where the user's next turn begins, and the id with which the template ends that turn. Whoever
+    continues these ids writes what a user would say (Magpie, arXiv 2406.08464, section 2). Raises RefusedError."""
+    _check_tokenizer(tokenizer)
+    turn = {"role": "user", "content": _PLACE}
+    text = _render(tokenizer, [*messages, turn], (), tokenize=False, add_generation_prompt=False)
+    before, found, after = text.rpartition(_PLACE)
+    begin, end = (tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"] for part in (before, after))
+    if not found or not end:
+        raise RefusedError("the target's chat template does not mark where a user's turn ends: expected data of yours")
+    return begin, end[0]
 
 
 def answer_in_words(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -21,6 +21,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import Generation
 from specdraft.decoding.metrics import AcceptanceCounts, cost_ratio, predicted_speedup
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import draft_tokens
 from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import read_config, save_drafter
@@ -82,7 +83,7 @@ class LiveAcceptance(Callback):
         prompts: int | Sequence[Sequence[int]],
         directory: str | Path,
         every_n_steps: int = 100,
-        num_draft_tokens: int = 5,
+        num_draft_tokens: int | str = 5,
         sampling: Sampling | None = None,
         max_new_tokens: int = 64,
     ) -> None:
@@ -92,14 +93,14 @@ class LiveAcceptance(Callback):
         self.categories = [""] * len(self.prompts)  # of each prompt; acceptance is counted by them as well
         self.directory = Path(directory)
         self.every_n_steps = every_n_steps
-        self.num_draft_tokens = num_draft_tokens
+        self.num_draft_tokens = draft_tokens(num_draft_tokens)
         self.sampling = sampling or Sampling()
         self.max_new_tokens = max_new_tokens
         self.best: float | None = None
         self.best_step = 0
         self.measured_step: int | None = None
         self.samples: list[tuple[str, Trace, int]] = []  # categories, traces and lengths of the last measurement
-        self.counts = AcceptanceCounts(num_draft_tokens)  # of the last measurement
+        self.counts = AcceptanceCounts(self.num_draft_tokens)  # of the last measurement
         self._stop = StopSignal()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

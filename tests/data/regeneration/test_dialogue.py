@@ -11,7 +11,8 @@ import pytest
 from specdraft.data.regeneration.dialogue import Dialogue, Outcome, answered_messages
 from specdraft.data.regeneration.request import RegenerationSettings
 from specdraft.data.sources.base import Conversation
-from specdraft.data.tokenization.chat import opening_ids, prompt_ids
+from specdraft.data.sources.self_written import SelfWritten
+from specdraft.data.tokenization.chat import opening_ids, prompt_ids, question_ids
 from specdraft.targets import Target
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -152,3 +153,58 @@ def test_outcomes_are_json(target: Target) -> None:
 def own_tokenizer(target: Target) -> None:
     """The session's tokenizer stays as it is."""
     target.tokenizer = copy.deepcopy(target.tokenizer)
+
+
+def own(turns: int = 1, **settings: Any) -> Conversation:
+    return SelfWritten(turns=turns, max_question_tokens=30, **settings).conversations("train", 1)[0]
+
+
+def test_the_target_writes_the_question_and_answers_it_as_a_users(target: Target) -> None:
+    conversation, tokenizer = own(2, topics=("be brief",), temperature=0.7), target.tokenizer
+    (begin, end), system = question_ids(tokenizer, []), {"role": "system", "content": "be brief"}
+    assert end in target.eos_token_ids or end == begin[-1] or end < 6  # a mark of the template's
+    steered, _ = question_ids(tokenizer, [system])
+    answers = [
+        [*encode(target, " what is left? ", ended=False), end, 9, 9],  # an engine may stop later than the turn
+        encode(target, "it is right"),
+        encode(target, "and what is right?"),
+        encode(target, "it is left"),
+    ]
+    requests, outcome = played(target, conversation, answers)
+    asked = [{"role": "user", "content": "what is left?"}, {"role": "user", "content": "and what is right?"}]
+    said = {"role": "assistant", "content": "it is right"}
+    assert requests[0].prompt == steered != begin
+    assert requests[1].prompt == prompt_ids(tokenizer, asked[:1])  # without the topic
+    assert requests[2].prompt == question_ids(tokenizer, [system, asked[0], said])[0]
+    assert requests[3].prompt == prompt_ids(tokenizer, [asked[0], said, asked[1]])
+    assert [request.temperature for request in requests] == [0.7, 0.0, 0.7, 0.0]
+    assert [request.max_new_tokens for request in requests] == [30, 20, 30, 20]
+    assert not requests[0].messages and list(requests[1].messages) == asked[:1]
+    assert len({request.seed for request in requests}) == 4
+    assert outcome.questions == ["what is left?", "and what is right?"]
+    assert outcome.answers == [answers[1], answers[3]]  # questions are not learned
+    written = answered_messages(conversation, outcome, target)
+    assert written == [asked[0], said, asked[1], {"role": "assistant", "content": "it is left"}]
+
+
+@pytest.mark.parametrize(
+    ("question", "ended", "why"),
+    [("what is left", False, "cut"), ("left", True, "fewer than two words"), ("What, is LEFT?", True, "asked before")],
+)
+def test_a_question_that_is_not_worth_asking_ends_the_conversation(
+    target: Target, question: str, ended: bool, why: str
+) -> None:
+    dialogue = Dialogue(target, own(2), 0, SETTINGS, 256, {"what is left"})
+    dialogue.request()
+    dialogue.take(encode(target, question, ended))
+    assert dialogue.request() is None
+    assert dialogue.outcome.rejected == why
+    assert not dialogue.outcome.examples and not dialogue.outcome.refused
+
+
+def test_questions_asked_are_noted_for_the_next_conversation(target: Target) -> None:
+    noted: set[str] = set()
+    dialogue = Dialogue(target, own(), 0, SETTINGS, 256, noted)
+    dialogue.request()
+    dialogue.take(encode(target, "What is left?"))
+    assert noted == {"what is left"}

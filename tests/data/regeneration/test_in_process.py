@@ -27,7 +27,7 @@ def prompts() -> list[Ids]:
 
 
 def asked(prompts: list[Ids], *temperatures: float) -> list[Request]:
-    return [Request(p, (), (), temperatures[i % len(temperatures)], 7 + i) for i, p in enumerate(prompts)]
+    return [Request(p, (), (), temperatures[i % len(temperatures)], 7 + i, 6) for i, p in enumerate(prompts)]
 
 
 def answered(engine: InProcess, target: Target, requests: list[Request], settings: Any = SETTINGS) -> list[Ids]:
@@ -70,7 +70,7 @@ def test_sampling_follows_the_targets_distribution(target: Target, prompts: list
     # A generation config in the target's directory must not bend the distribution.
     target.model.generation_config.update(top_k=2, repetition_penalty=3.0, do_sample=True)
     draws, temperature = 1500, 0.7
-    requests = [Request(prompts[0], (), (), temperature, seed) for seed in range(draws)]
+    requests = [Request(prompts[0], (), (), temperature, seed, 1) for seed in range(draws)]
     settings = RegenerationSettings(max_new_tokens=1, batch_size=500)
     tokens = torch.tensor(answered(InProcess(), target, requests, settings))[:, 0]
     expected = (target.model(torch.tensor([prompts[0]])).logits[0, -1] / temperature).softmax(-1) * draws

@@ -127,7 +127,7 @@ def engine(world: World, **options: Any) -> Server:
 
 def requests(count: int) -> list[Request]:
     ask = {"role": "user", "content": "add"}
-    return [Request([7] * (n + 1), ({**ask, "content": f"add {'x' * n}"},), (), 0.0, n) for n in range(count)]
+    return [Request([7] * (n + 1), ({**ask, "content": f"add {'x' * n}"},), (), 0.0, n, 8) for n in range(count)]
 
 
 def answered(server: Server, target: Target, asked: list[Request], known: frozenset[int] = frozenset()) -> Any:
@@ -199,7 +199,7 @@ def test_words_are_split_anew_where_there_are_no_ids(world: World, target: Targe
     found = dict(answered(engine(world), target, asked))
     assert found[2] == world.answer(json.dumps(list(asked[2].messages)))
     assert world.bodies[0]["messages"][0]["role"] == "user" and "prompt" not in world.bodies[0]
-    with pytest.raises(UserError, match="a document's beginning is no conversation"):
+    with pytest.raises(UserError, match="only answers can be asked for in words"):
         answered(engine(world), target, [asked[0]._replace(messages=())])
 
 

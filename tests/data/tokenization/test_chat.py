@@ -6,7 +6,14 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.sources.base import Conversation, Message
-from specdraft.data.tokenization.chat import Example, answer_in_words, example_from_words, opening_ids, prompt_ids
+from specdraft.data.tokenization.chat import (
+    Example,
+    answer_in_words,
+    example_from_words,
+    opening_ids,
+    prompt_ids,
+    question_ids,
+)
 from specdraft.errors import UserError
 from tests.data.tokenization.conftest import USER
 
@@ -84,3 +91,19 @@ def test_an_answer_in_channels_is_its_final_one(tokenizer: PreTrainedTokenizerFa
     ids = harmony(answer, add_special_tokens=False)["input_ids"]
     assert answer_in_words(harmony, ids) == words
     assert answer_in_words(tokenizer, tokenizer("add left", add_special_tokens=False)["input_ids"]) == "add left"
+
+
+def test_a_users_turn_begins_where_the_template_puts_its_words(tokenizer: PreTrainedTokenizerFast) -> None:
+    earlier = [USER, {"role": "assistant", "content": "first"}]
+    for said in ([], earlier):
+        begin, end = question_ids(tokenizer, said)
+        words = tokenizer("left + right", add_special_tokens=False)["input_ids"]
+        whole = prompt_ids(tokenizer, [*said, {"role": "user", "content": "left + right"}])
+        assert whole[: len(begin) + len(words) + 1] == [*begin, *words, end]
+
+
+def test_a_template_that_does_not_show_the_users_words_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    silent = copy.deepcopy(tokenizer)
+    silent.chat_template = "{% for m in messages %}{{ m.role }}{% endfor %}"
+    with pytest.raises(UserError, match="does not mark where a user's turn ends"):
+        question_ids(silent, [])

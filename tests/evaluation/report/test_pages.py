@@ -193,7 +193,7 @@ Temperature 0: without drafting 51.0 tokens/s, distinct 4-grams 92 %
 drafter        acceptance length  per request        tokens/s  speedup
 eagle3         3.00 [3.00, 3.00]  3.00 [3.00, 3.00]      10.0  0.20 [0.20, 0.20]
 
-eagle3: draft acceptance rate 0.500, cost ratio c 0.000,
+eagle3, K = 4: draft acceptance rate 0.500, cost ratio c 0.000,
   modeled speedup 3.00; verifying 4.0 nodes costs 16.67 target steps
   position                         1     2     3     4
   conditional acceptance rate  0.667 1.000 0.500 1.000
@@ -210,7 +210,7 @@ def test_above_temperature_0_it_says_which_drafts_and_shows_each_category_once(m
     found = lines(measured([4, 0, 2], temperature=0.7, engine="vllm", benchmark="own.jsonl"))
     assert found[0] == "benchmark: own.jsonl"
     assert {"greedy drafts, as vllm drafts", "for comparison, sampled drafts"} <= set(found)
-    assert sum(line.startswith("eagle3, sampled: draft acceptance rate") for line in found) == 1
+    assert sum(line.startswith("eagle3, sampled, K = 4: draft acceptance rate") for line in found) == 1
     assert found.count("by category: eagle3") == 1
 
 
