@@ -126,10 +126,16 @@ def _head_findings(
     numbers = "eagle_aux_hidden_state_layer_ids, which is off by one"
     findings = {"layers": _compared(f"layers={list(head.layers)}", own[0], others, numbers)}
 
-    used, head.norm_output = head.norm_output, not head.norm_output
-    other = acceptance(head, loaded, answers)[1]  # the first step that reads the head's own output
-    head.norm_output = used
-    findings["norm"] = _compared(f"norm_output={used}", own[1], {f"norm_output={not used}": other}, "norm_output")
+    # Step 1 is the first that reads the head's own output. Neither option has a tensor that would tell.
+    for check, part, option, step in (
+        ("norm", head, "norm_output", 1),
+        ("residual", head.midlayer, "norm_before_residual", 0),
+    ):
+        used = getattr(part, option)
+        setattr(part, option, not used)
+        other = acceptance(head, loaded, answers)[step]
+        setattr(part, option, used)
+        findings[check] = _compared(f"{option}={used}", own[step], {f"{option}={not used}": other}, option)
 
     # Weights are rounded to the served dtype; the arithmetic stays in the target's.
     kept = {name: value.clone() for name, value in head.state_dict().items()}

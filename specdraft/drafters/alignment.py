@@ -28,6 +28,10 @@ class Documents(NamedTuple):
     longest: int
     packed: int
 
+    def whole(self, size: int) -> "Documents":
+        """The same documents of ``size`` positions, all of them queries."""
+        return Documents(self.table[1].expand(2, -1), self.longest, size)
+
 
 class Alignment(NamedTuple):
     """tokens: ``[R + S]`` flat ids (padded). positions: ``[R]`` rotary positions, all below ``length``. supervised: per

@@ -15,7 +15,7 @@ from specdraft.export.layout import Layout, cast, check_tensors
 def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
     """The files of an ``Eagle``. ``target``: what the checkpoint says of it. Raises UserError for an unsound head."""
     sizes = [key for key in SIZES if key != "draft_vocab_size"]
-    config = head_config("LlamaForCausalLM", sizes, drafter.config(), target, dtype)
+    config = head_config(("LlamaForCausalLM", "llama"), sizes, drafter.config(), target, dtype)
     check_config(config, sizes)
     state = drafter.state_dict()
     tensors = cast({name.replace("midlayer.", "layers.0."): tensor for name, tensor in state.items()}, dtype)

@@ -4,9 +4,14 @@ H = hidden size of head and target, V = target vocabulary, Vd = draft vocabulary
 
 - A layer k is the hidden state after k layers. vLLM reads k from the top level; SGLang reads k - 1 from
   ``eagle_config`` and ignores the top level. Side by side, one file serves both. TensorRT-LLM is told when it starts.
-- The embedding is the target's: engines share it when the file has none. The lm_head is always the head's own.
+- The embedding is the target's unless the head has its own: engines share it when the file has none. The lm_head is
+  always the head's own.
+- Norms of queries and keys are Qwen3's, which vLLM has an architecture of its own for.
+- The norm before the attention of a further layer is ``input_layernorm`` to vLLM and ``hidden_norm`` to SGLang: both
+  are written, alike.
 - d2t and t2d are left out where the draft vocabulary is the whole one: vLLM has no place for them then."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,27 +25,41 @@ from specdraft.export.layout import Layout, cast, check_positive, check_tensors,
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 SIZES = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"]
 SIZES += ["draft_vocab_size", "max_position_embeddings"]
+LLAMA, QWEN3 = ("LlamaForCausalLMEagle3", "llama"), ("Eagle3Qwen3ForCausalLM", "qwen3")  # architecture, model_type
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # keys of config.json too
+# Constructor arguments of ``Eagle3`` that not every engine computes, and what they are in the head of the paper.
+OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(_FLAGS, False),
+    **dict.fromkeys(("qk_norm", "attention_bias", "own_embedding"), False),
+    "num_layers": 1,
+    "sliding_window": None,
+}
 
 
 def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
     """The files of an ``Eagle3``. ``target``: what the checkpoint says of it. Raises UserError for an unsound head."""
-    config = layout_config(drafter.config(), target, dtype)
+    arguments = drafter.config()
+    config = layout_config(arguments, target, dtype)
     tensors = layout_tensors(drafter.state_dict(), config)
     validate(config, tensors, target.get("num_hidden_layers"))
+    used = {name: arguments[name] for name, usual in OPTIONS.items() if arguments[name] != usual}
     facts = {
         "auxiliary layers": f"{config[LAYERS]} (hidden states after so many layers)",
         "draft vocabulary": f"{config['draft_vocab_size']} of {config['vocab_size']} tokens",
     }
-    return Layout("eagle3", config, tensors, dtype, facts=facts)
+    if used:
+        facts["options"] = ", ".join(f"{name}={str(value).lower()}" for name, value in used.items())
+    return Layout("eagle3", config, tensors, dtype, facts=facts, options=tuple(used))
 
 
 def head_config(
-    architecture: str, sizes: Sequence[str], drafter: Mapping[str, Any], target: Mapping[str, Any], dtype: str
+    names: tuple[str, str], sizes: Sequence[str], drafter: Mapping[str, Any], target: Mapping[str, Any], dtype: str
 ) -> dict[str, Any]:
-    """What ``config.json`` says of a head of either EAGLE; ``drafter``: its constructor's arguments."""
+    """What ``config.json`` says of a head of either EAGLE. names: its architecture and model_type; ``drafter``: its
+    constructor's arguments."""
     return {
-        "architectures": [architecture],
-        "model_type": "llama",
+        "architectures": [names[0]],
+        "model_type": names[1],
         **{key: int(drafter[key]) for key in sizes},
         "num_hidden_layers": 1,
         "hidden_act": drafter["hidden_act"],
@@ -56,21 +75,36 @@ def layout_config(drafter: Mapping[str, Any], target: Mapping[str, Any], dtype: 
     """The head's ``config.json`` from the constructor arguments of an ``Eagle3`` (``Eagle3.config()``)."""
     layers = [int(layer) for layer in drafter["layers"]]
     return {
-        **head_config("LlamaForCausalLMEagle3", SIZES, drafter, target, dtype),
+        **head_config(QWEN3 if drafter["qk_norm"] else LLAMA, SIZES, drafter, target, dtype),
+        "num_hidden_layers": int(drafter["num_layers"]),
+        "attention_bias": bool(drafter["attention_bias"]),
+        **_window_keys(drafter),
         LAYERS: layers,
         "num_aux_hidden_states": len(layers),
         "eagle_config": {LAYERS: [layer - 1 for layer in layers], "use_aux_hidden_state": True},
-        "norm_before_residual": False,
-        "norm_before_fc": False,
-        "fc_norm": bool(drafter["fc_norm"]),
-        "norm_output": bool(drafter["norm_output"]),
+        **{name: bool(drafter[name]) for name in _FLAGS},
     }
+
+
+def _window_keys(drafter: Mapping[str, Any]) -> dict[str, Any]:
+    if drafter["sliding_window"] is None:
+        return {}
+    layers = ["sliding_attention"] * int(drafter["num_layers"])
+    return {"sliding_window": int(drafter["sliding_window"]), "use_sliding_window": True, "layer_types": layers}
 
 
 def layout_tensors(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """The head's tensors from an ``Eagle3`` state dict."""
     left_out = ("d2t", "t2d") if config["draft_vocab_size"] == config["vocab_size"] else ()
-    return cast({name: tensor for name, tensor in state.items() if name not in left_out}, config["torch_dtype"])
+    tensors = {published_name(name): tensor for name, tensor in state.items() if name not in left_out}
+    norms = {name for name in tensors if re.fullmatch(r"layers\.\d+\.input_layernorm\.weight", name)}
+    tensors |= {name.replace("input_layernorm", "hidden_norm"): tensors[name].clone() for name in norms}
+    return cast(tensors, config["torch_dtype"])
+
+
+def published_name(name: str) -> str:
+    """What engines call a tensor of an ``Eagle3`` state dict: they count the first layer too."""
+    return re.sub(r"^later\.(\d+)\.", lambda found: f"layers.{int(found[1]) + 1}.", name)
 
 
 def layer_shapes(config: Mapping[str, Any], prefix: str, width: int) -> dict[str, tuple[int, ...]]:
@@ -78,7 +112,14 @@ def layer_shapes(config: Mapping[str, Any], prefix: str, width: int) -> dict[str
     h, inner = config["hidden_size"], config["intermediate_size"]
     query = config["num_attention_heads"] * config["head_dim"]
     key = config["num_key_value_heads"] * config["head_dim"]
+    more: dict[str, tuple[int, ...]] = {}
+    if config["attention_bias"]:
+        rows = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": h}
+        more |= {f"{prefix}.self_attn.{name}.bias": (size,) for name, size in rows.items()}
+    if config["model_type"] == QWEN3[1]:
+        more |= {f"{prefix}.self_attn.{name}_norm.weight": (config["head_dim"],) for name in "qk"}
     return {
+        **more,
         f"{prefix}.post_attention_layernorm.weight": (h,),
         f"{prefix}.self_attn.q_proj.weight": (query, width),
         f"{prefix}.self_attn.k_proj.weight": (key, width),
@@ -90,7 +131,7 @@ def layer_shapes(config: Mapping[str, Any], prefix: str, width: int) -> dict[str
     }
 
 
-def _tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _tensor_shapes(config: Mapping[str, Any], own_embedding: bool) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that a head with this ``config.json`` consists of; nothing may be added."""
     h, vocabulary, draft, n = (
         config["hidden_size"],
@@ -106,8 +147,16 @@ def _tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "norm.weight": (h,),
         "lm_head.weight": (draft, h),
     }
+    for layer in range(1, config["num_hidden_layers"]):
+        norms = ("hidden_norm", "input_layernorm")
+        shapes |= {f"layers.{layer}.{name}.weight": (h,) for name in norms}
+        shapes |= layer_shapes(config, f"layers.{layer}", h)
     if config["fc_norm"]:
         shapes |= {f"fc_norm.{i}.weight": (h,) for i in range(n)}
+    if config["norm_before_fc"]:
+        shapes["input_norm.weight"] = (n * h,)
+    if own_embedding:
+        shapes["embed_tokens.weight"] = (vocabulary, h)
     if draft != vocabulary:
         shapes |= {"d2t": (draft,), "t2d": (vocabulary,)}
     return shapes
@@ -128,7 +177,8 @@ def validate(config: Mapping[str, Any], tensors: Mapping[str, Tensor], num_targe
         wrong = f"the draft vocabulary has {draft} tokens and the target's {whole}"
         raise UserError(f"{wrong}: expected a subset of the target's; restore the checkpoint")
     integers = {"d2t": torch.int64, "t2d": torch.bool} if draft != whole else {}
-    check_tensors("an EAGLE-3 head", tensors, _tensor_shapes(config), config["torch_dtype"], integers)
+    shapes = _tensor_shapes(config, "embed_tokens.weight" in tensors)
+    check_tensors("an EAGLE-3 head", tensors, shapes, config["torch_dtype"], integers)
     if integers:
         _validate_draft_vocabulary(tensors["d2t"], tensors["t2d"])
 

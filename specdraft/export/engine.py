@@ -16,11 +16,12 @@ GREEDY, SAMPLED = "greedy", "sampled"
 
 class Engine:
     """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training.
-    families: the families it serves, and the engine's own name for each. drafting: how it drafts above temperature 0
-    unless it is told otherwise."""
+    families: the families it serves, and the engine's own name for each. ignored: options of a drafter that it reads no
+    word of. drafting: how it drafts above temperature 0 unless it is told otherwise."""
 
     name: str
     families: ClassVar[Mapping[str, str]]
+    ignored: ClassVar[frozenset[str]] = frozenset()
     drafting: ClassVar[str] = GREEDY
 
     def __init__(self, dtype: str = "auto") -> None:
@@ -34,6 +35,9 @@ class Engine:
         if layout.family not in self.families:
             served = ", ".join(TITLES[family] for family in self.families)
             raise UserError(f"{self.name} serves no {layout.title}: expected one of {served}; choose another engine")
+        if ignored := [option for option in layout.options if option in self.ignored]:
+            wrong = f"the {layout.title} was trained with {', '.join(ignored)}, which {self.name} ignores"
+            raise UserError(f"{wrong}: expected none of {', '.join(sorted(self.ignored))}; choose another engine")
         return layout
 
     def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:

@@ -1,36 +1,39 @@
 """A public EAGLE-3 head becomes one of our checkpoints, to be evaluated or exported: ``specdraft import``.
 
-The plain layout (EAGLE's own, SGLang's, vLLM's) and that of speculators are read. What our head does not compute is
-refused by its name: an engine may compute it, and another head than the one that was published would be measured."""
+The plain layout (EAGLE's own, SGLang's, vLLM's) and that of speculators are read, with every option that vLLM 0.32
+computes. What our head does not compute is refused by its name: an engine may compute it, and another head than the one
+that was published would be measured."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 
 from specdraft.drafters.checkpoint import about_target
 from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
-from specdraft.export.eagle3 import LAYERS, SIZES, layout_config, layout_tensors, validate
+from specdraft.export.eagle3 import LAYERS, QWEN3, SIZES, layout_config, layout_tensors, published_name, validate
 from specdraft.files import member, read_json
 from specdraft.onednn import plain
 from specdraft.targets import Target
 from specdraft.tensors import read_tensors
 from specdraft.text import reason
 
-# Speculators' name for the only layer, and SGLang's earlier names.
+# Speculators' name for the first layer, and SGLang's earlier names.
 _RENAMED = {"layers.0.": "midlayer."}
 _RENAMED |= {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
 _REFUSED = {
-    "layers.1.": "more than one layer",
-    **dict.fromkeys(("q_norm", "k_norm"), "norms of queries and keys (qk-norm)"),
-    "input_norm": "a norm before the fusion (norm_before_fc)",
     "mask_hidden": "parallel drafting",
-    ".bias": "biases",
+    **{f"{part}.bias": f"a bias in {part}" for part in ("fc", "gate_proj", "up_proj", "down_proj")},
 }
+# What a tensor tells, whatever the configuration says or leaves out.
+_TOLD = {"fc_norm": "fc_norm.", "norm_before_fc": "input_norm.", "attention_bias": "self_attn.q_proj.bias"}
+_TOLD |= {"qk_norm": "self_attn.q_norm", "own_embedding": "embed_tokens"}
+_FURTHER_NORM = re.compile(r"(layers\.\d+)\.(?:input_layernorm|hidden_norm)\.weight")
 
 
 def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] | None = None) -> Eagle3:
@@ -59,12 +62,13 @@ def _head(
     published: dict[str, Any], files: Mapping[str, Tensor], target: Target, layers: Sequence[int] | None
 ) -> Eagle3:
     config, tensors = _flat(published), _named(files)
-    norms = any(name.startswith("fc_norm.") for name in tensors)
-    _check_represented(config, tensors, norms)
     _share_with(target, config, tensors)
+    told = {option: any(part in name for name in tensors) for option, part in _TOLD.items()}
+    config |= {"model_type": _layer_type(published), "qk_norm": _layer_type(published) == QWEN3[1]}
+    _check_represented(config, tensors, told)
     layers = target.check_layers(_layers(config, published, target) if layers is None else layers)
-    arguments = _shape(config, target)
-    arguments |= {"layers": layers, "fc_norm": norms, "norm_output": bool(config.get("norm_output", False))}
+    flags = {option: bool(config.get(option, False)) for option in ("norm_before_residual", "norm_output")}
+    arguments = {**_shape(config, target), **told, **flags, "layers": layers}
     with torch.device("meta"):  # nothing is allocated before the file is known to hold it
         shell = Eagle3(**arguments)
     _check_vocabulary(tensors, len(shell.d2t), shell.vocab_size)
@@ -73,7 +77,7 @@ def _head(
     floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     validate(about, layout_tensors(floats, about), target.num_layers)
     head = Eagle3(**arguments)
-    head.load_state_dict(head.state_dict() | floats)
+    head.load_state_dict({name: floats[published_name(name)] for name in head.state_dict()})
     head.bind(target)
     return head.eval()
 
@@ -105,7 +109,8 @@ def _other_family(published: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The plain layout's names; tables that the rotary embedding computes anyway are left out."""
+    """The plain layout's names; tables that the rotary embedding computes anyway are left out. The norm before the
+    attention of a further layer has two names there. Raises UserError where they hold two norms."""
     named = {}
     for name, tensor in tensors.items():
         name = name.removeprefix("model.")
@@ -113,7 +118,25 @@ def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name = name.replace(theirs, ours)
         if "rotary_emb" not in name:
             named[name] = tensor
+    for layer in {found[1] for found in map(_FURTHER_NORM.fullmatch, named) if found}:
+        names = [f"{layer}.{norm}.weight" for norm in ("input_layernorm", "hidden_norm")]
+        held = [named[name] for name in names if name in named]
+        if not torch.equal(held[0], held[-1]):
+            wrong = f"the head's {' and '.join(names)} differ, of which vLLM reads the former and SGLang the latter"
+            raise UserError(f"{wrong}: expected one norm; remove the one that it was not trained with")
+        named |= dict.fromkeys(names, held[0])
     return named
+
+
+def _layer_type(published: Mapping[str, Any]) -> str:
+    """Whose decoder layers vLLM takes: speculators' configuration says so, else the architecture."""
+    if "speculators_model_type" in published:
+        said = (published.get("transformer_layer_config") or {}).get("model_type", "llama")
+    else:
+        said = "qwen3" if "qwen3" in str(published.get("architectures")).lower() else "llama"
+    if said not in ("llama", "qwen3"):
+        raise UserError(f"the head has layers of the type {said!r}: expected llama or qwen3, which vLLM serves")
+    return str(said)
 
 
 def _flat(published: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,36 +149,33 @@ def _flat(published: Mapping[str, Any]) -> dict[str, Any]:
     return {"norm_before_residual": True, **layer, **published, "num_hidden_layers": layer.get("num_hidden_layers", 1)}
 
 
-def _check_represented(config: Mapping[str, Any], tensors: Mapping[str, Tensor], norms: bool) -> None:
+def _check_represented(config: Mapping[str, Any], tensors: Mapping[str, Tensor], told: Mapping[str, bool]) -> None:
     found = [what for part, what in _REFUSED.items() if any(part in name for name in tensors)]
-    if config.get("num_hidden_layers", 1) != 1:
-        found.append("more than one layer")
-    switches = dict.fromkeys(("norm_before_residual", "norm_before_fc", "attention_bias"), False)
-    for key, expected in (switches | {"use_aux_hidden_state": True, "fc_norm": norms}).items():
-        if bool(config.get(key, expected)) is not expected:
-            found.append(f"{key}={str(config[key]).lower()}")
+    if not bool(config.get("use_aux_hidden_state", True)):
+        found.append(f"use_aux_hidden_state={str(config['use_aux_hidden_state']).lower()}")
     for key, only in (("target_hidden_size", config.get("hidden_size")), ("hidden_act", "silu")):
         if config.get(key) not in (None, only):
             found.append(f"{key}={config[key]}")
     if found:
         raise UserError(
-            f"the head has {', '.join(dict.fromkeys(found))}, which specdraft's EAGLE-3 does not represent: expected "
-            "one layer, no biases, and no norms but those of EAGLE-3 and fc_norm; train a head of your own instead"
+            f"the head has {', '.join(found)}, which specdraft's EAGLE-3 does not represent: expected one that reads "
+            "auxiliary states, as wide as its target, without biases but in the attention; train a head of your own"
         )
+    for option, held in told.items():
+        if bool(config.get(option, held)) is not held:
+            says = f"config.json says {option}={str(config[option]).lower()}"
+            raise UserError(f"{says}, and the tensors are those of the contrary: expected both of one head; restore it")
 
 
 def _share_with(target: Target, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Drop an embedding that is the target's, and fill in the projection that engines would share."""
+    """Drop an embedding that is the target's own, and fill in the projection that engines would share."""
     for key, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if config.get(key) != wanted:
             wrong = f"the head's {key} is {config.get(key)} and the target's {wanted}"
             raise UserError(f"{wrong}: expected a head of this target; name its own with --target")
-    own = tensors.pop("embed_tokens.weight", None)
-    if own is not None and not torch.equal(own, target.embedding_weight.to(own.device, own.dtype)):
-        raise UserError(
-            "the head has an embedding of its own, which differs from the target's: expected the target's, which "
-            "SGLang would use in any case; name the target it was trained for with --target"
-        )
+    own = tensors.get("embed_tokens.weight")
+    if own is not None and torch.equal(own, plain(target.embedding_weight.detach()).to(own.device, own.dtype)):
+        del tensors["embed_tokens.weight"]
     if (config.get("draft_vocab_size") or target.vocab_size) == target.vocab_size:
         tensors.setdefault("lm_head.weight", plain(target.head.weight.detach()).cpu())
 
@@ -163,11 +183,22 @@ def _share_with(target: Target, config: Mapping[str, Any], tensors: dict[str, Te
 def _shape(config: Mapping[str, Any], target: Target) -> dict[str, Any]:
     # transformers knows the defaults of keys that were left out, and every way to write down a rotary embedding.
     known = (*SIZES, "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters")
+    known += ("num_hidden_layers", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
     given = {key: config[key] for key in known if config.get(key) is not None}
-    given["draft_vocab_size"] = config.get("draft_vocab_size") or target.vocab_size
-    layer = LlamaConfig(**given | {"max_position_embeddings": target.max_length})
+    given = {"num_hidden_layers": 1, **given, "draft_vocab_size": config.get("draft_vocab_size") or target.vocab_size}
+    kind = Qwen3Config if config["qk_norm"] else LlamaConfig
+    layer = kind(**given | {"max_position_embeddings": target.max_length})
     shape = {key: getattr(layer, key) for key in (*SIZES, "rms_norm_eps", "hidden_act")}
+    shape |= {"num_layers": layer.num_hidden_layers, "sliding_window": _window(layer)}
     return shape | {"rope_parameters": dict(layer.rope_parameters)}
+
+
+def _window(layer: LlamaConfig | Qwen3Config) -> int | None:
+    """How many positions attention sees: vLLM asks ``layer_types``, and serves no draft whose layers differ."""
+    kinds = set(getattr(layer, "layer_types", None) or ["full_attention"])
+    if len(kinds) > 1:
+        raise UserError(f"the head's layer_types are {', '.join(sorted(kinds))}: expected layers of one kind")
+    return getattr(layer, "sliding_window", None) if kinds == {"sliding_attention"} else None
 
 
 def _layers(config: Mapping[str, Any], published: Mapping[str, Any], target: Target) -> Sequence[int]:

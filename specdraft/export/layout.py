@@ -19,7 +19,8 @@ TITLES = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE head", "medusa": "Medusa hea
 
 @dataclass(frozen=True)
 class Layout:
-    """A directory to be: ``config.json`` and one safetensors file named ``weights``; ``facts`` go into the card."""
+    """A directory to be: ``config.json`` and one safetensors file named ``weights``; ``facts`` go into the card.
+    options: what of the drafter not every engine computes, by the names of its constructor."""
 
     family: str
     config: dict[str, Any]
@@ -27,6 +28,7 @@ class Layout:
     dtype: str
     weights: str = "model.safetensors"
     facts: dict[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

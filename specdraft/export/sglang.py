@@ -16,6 +16,10 @@ class SGLang(Engine):
 
     name = "sglang"
     families: ClassVar[Mapping[str, str]] = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE"}
+    # Its EAGLE-3 class passes over flags and tensors that it has no place for, and takes the target's embedding.
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        ("norm_before_residual", "qk_norm", "attention_bias", "sliding_window", "own_embedding")
+    )
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """As it is, except for EAGLE-1: SGLang has its own name for it, and a bias that stays random if left out."""

@@ -25,6 +25,9 @@ SHAPES = {
 DRAFTERS = {
     "plain": lambda target: None,
     "eagle3": lambda target: Eagle3.for_target(target, torch.arange(0, 64, 2), layers=(1,)),
+    "eagle3, two layers": lambda target: Eagle3.for_target(
+        target, None, layers=(1,), num_layers=2, qk_norm=True, norm_before_fc=True, sliding_window=9
+    ),
     "eagle": lambda target: Eagle.for_target(target),
     "medusa": lambda target: Medusa.for_target(target),
     "hydra": lambda target: Hydra.for_target(target),

@@ -24,8 +24,11 @@ def test_layers_off_by_one(found, shift):
     assert "layers" in faults(findings) and f"with layers={list(LAYERS)} the head" in findings["layers"].sentence
 
 
-def test_wrong_norm(found):
-    assert faults(found({"norm_output": True})) == {"norm"}
+@pytest.mark.parametrize(("option", "check"), [("norm_output", "norm"), ("norm_before_residual", "residual")])
+def test_wrong_norm(found, option, check):
+    findings = found({option: True})
+    assert check in faults(findings) and f"with {option}=False the head" in findings[check].sentence
+    assert faults(findings) <= {check, "norm"}
 
 
 def test_traffic_outside_the_draft_vocabulary_and_under_another_system_prompt(target, run):

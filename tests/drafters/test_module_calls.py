@@ -29,6 +29,9 @@ FAMILIES = {
     "eagle, unrolled": lambda target: Eagle.for_target(target, ttt_steps=3),
     "eagle3": lambda target: Eagle3.for_target(target, IDS, ttt_steps=4),
     "eagle3.1": lambda target: Eagle3.for_target(target, IDS, ttt_steps=4, fc_norm=True, norm_output=True),
+    "eagle3, two layers": lambda target: Eagle3.for_target(
+        target, IDS, ttt_steps=4, num_layers=2, norm_before_fc=True, qk_norm=True, own_embedding=True, sliding_window=8
+    ),
     "medusa": lambda target: Medusa.for_target(target, IDS, num_heads=3, num_layers=2),
     "hydra": lambda target: Hydra.for_target(target, IDS, num_heads=3, num_layers=2),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=2),

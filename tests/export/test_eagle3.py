@@ -30,8 +30,10 @@ def test_missing_tensors(layout, missing):
 
 def test_unknown_tensors(layout):
     config, tensors = layout
-    with pytest.raises(UserError, match=r"unknown: embed_tokens\.weight"):
-        validate(config, tensors | {"embed_tokens.weight": torch.zeros(97, 32)})
+    with pytest.raises(UserError, match=r"unknown: layers\.1\.norm\.weight"):
+        validate(config, tensors | {"layers.1.norm.weight": torch.zeros(32)})
+    with pytest.raises(UserError, match=r"embed_tokens\.weight is .* \[97, 31\]: expected .* \[97, 32\]"):
+        validate(config, tensors | {"embed_tokens.weight": torch.zeros(97, 31)})
 
 
 def test_shapes_dtypes_and_values(layout):

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from specdraft.drafters.hydra import Hydra
 from specdraft.errors import UserError
 from specdraft.export import export
+from specdraft.export.eagle3 import OPTIONS
 from specdraft.export.sglang import SGLang
 from specdraft.export.tensorrt_llm import TensorRTLLM
 from specdraft.export.transformers import Transformers
@@ -222,11 +223,44 @@ def test_paths_from_which_vllm_concludes_another_method(make_drafter, save, tmp_
             export(checkpoint, VLLM(), output)
 
 
-@pytest.mark.parametrize("option", ["fc_norm", "norm_output"])
-def test_tensorrt_llm_and_the_options_of_eagle3_1(exported, option):
-    with pytest.raises(UserError, match=f"trained with {option}, which releases of TensorRT-LLM ignore"):
-        exported(TensorRTLLM(), "eagle3", **{option: True})
-    assert exported(SGLang(), "eagle3", **{option: True})[1][option] is True
+USED = {**OPTIONS, **dict.fromkeys(OPTIONS, True), "num_layers": 2, "sliding_window": 40}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_an_engine_ignores_of_an_eagle3_head_is_refused(exported, option):
+    used = {option: USED[option]}
+    with pytest.raises(UserError, match=f"head was trained with {option}, which tensorrt_llm ignores: expected none"):
+        exported(TensorRTLLM(), "eagle3", **used)
+    card = exported(VLLM(), "eagle3", **used)[3]
+    assert f"| options | {option}={str(USED[option]).lower()} |" in card
+    if option in ("fc_norm", "norm_output", "norm_before_fc", "num_layers"):
+        assert f"{option}=" in exported(SGLang(), "eagle3", **used)[3]
+    else:
+        with pytest.raises(UserError, match=f"head was trained with {option}, which sglang ignores: expected none"):
+            exported(SGLang(), "eagle3", **used)
+
+
+def test_the_head_of_the_paper_has_no_options(exported):
+    for engine in (VLLM, SGLang, TensorRTLLM):
+        assert "| options |" not in exported(engine(), "eagle3")[3]
+
+
+def test_vllm_is_told_of_every_option(exported):
+    window = {"sliding_window": 40, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}
+    flags = {"norm_before_fc": True, "norm_before_residual": True}
+    _, config, tensors, _ = exported(VLLM(), "eagle3", qk_norm=True, num_layers=2, sliding_window=40, **flags)
+    told = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 2}
+    assert config.items() >= (told | window | flags).items()
+    layer = {f"layers.1.{name}": shape for name, shape in LLAMA_LAYER.items()}
+    layer |= {f"layers.1.{name}.weight": (32,) for name in ("input_layernorm", "hidden_norm")}
+    layer |= {f"{place}.self_attn.{name}_norm.weight": (8,) for place in ("midlayer", "layers.1") for name in "qk"}
+    assert shapes(tensors).items() >= (layer | {"input_norm.weight": (96,)}).items()
+    assert torch.equal(tensors["layers.1.input_layernorm.weight"], tensors["layers.1.hidden_norm.weight"])
+    _, config, tensors, _ = exported(VLLM(), "eagle3", attention_bias=True, own_embedding=True)
+    assert config["attention_bias"] is True and config["architectures"] == ["LlamaForCausalLMEagle3"]
+    biases = {"q_proj": 32, "k_proj": 16, "v_proj": 16, "o_proj": 32}
+    more = {f"midlayer.self_attn.{name}.bias": (size,) for name, size in biases.items()}
+    assert shapes(tensors).items() >= (more | {"embed_tokens.weight": (97, 32)}).items()
 
 
 def test_tensorrt_llm_is_told_layers_that_count_from_0(exported):

@@ -1,6 +1,7 @@
 """Public EAGLE-3 heads, in every layout they are published in, and what of them is refused by its name."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -51,11 +52,16 @@ def same(head, imported):
         assert state[name].dtype == tensor.dtype, name
 
 
+SPECULATORS = {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True, "sliding_window": 40}
 OPTIONS = [
     {},
     {"vocabulary": None},
     {"fc_norm": True, "norm_output": True},
     {"layers": [1, 6]},
+    SPECULATORS,
+    {"qk_norm": True, "sliding_window": 40, "layers": [1, 2, 4, 6]},
+    {"num_layers": 3, "attention_bias": True},
+    {"qk_norm": True, "num_layers": 2, "own_embedding": True},
 ]
 
 
@@ -92,14 +98,20 @@ def as_sglang(config, tensors):
 def as_speculators(config, tensors):
     layer = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
     layer += ("rms_norm_eps", "rope_theta", "max_position_embeddings", "hidden_act", "num_hidden_layers", "model_type")
+    layer += ("attention_bias", "sliding_window", "use_sliding_window", "layer_types")
+    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {
         "speculators_model_type": "eagle3",
         "architectures": ["Eagle3Speculator"],
         "draft_vocab_size": config["draft_vocab_size"],
-        "norm_before_residual": False,
+        **{flag: config[flag] for flag in flags},
         "eagle_aux_hidden_state_layer_ids": config["eagle_aux_hidden_state_layer_ids"],
-        "transformer_layer_config": {key: config[key] for key in layer},
-    }, {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+        "transformer_layer_config": {key: config[key] for key in layer if key in config},
+    }, {
+        name.replace("midlayer.", "layers.0."): tensor
+        for name, tensor in tensors.items()
+        if not re.match(r"layers.\d+.hidden_norm", name)  # SGLang's
+    }
 
 
 def test_the_layout_of_eagle(rewritten, target):
@@ -118,9 +130,36 @@ def test_the_layout_of_sglang(rewritten, target):
     same(head, import_eagle3(directory, target, layers=[2, 3, 4]))
 
 
-def test_the_layout_of_speculators(rewritten, target):
-    head, directory = rewritten(as_speculators)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_layout_of_speculators(rewritten, target, options):
+    head, directory = rewritten(as_speculators, **options)
     same(head, import_eagle3(directory, target))
+
+
+def speculators_by_default(config, tensors):
+    config, tensors = as_speculators(config, tensors)
+    del config["norm_before_residual"]
+    return config, tensors
+
+
+def test_what_speculators_leaves_out_is_what_vllm_takes_it_for(rewritten, target):
+    head, directory = rewritten(speculators_by_default, norm_before_residual=True)
+    same(head, import_eagle3(directory, target))
+
+
+def test_the_norm_of_a_further_layer_by_either_name(rewritten, target):
+    def as_sglang_alone(config, tensors):
+        del tensors["layers.1.input_layernorm.weight"]
+
+    head, directory = rewritten(as_sglang_alone, num_layers=2)
+    same(head, import_eagle3(directory, target))
+
+    def with_two(config, tensors):
+        tensors["layers.1.hidden_norm.weight"] += 1.0
+
+    _, directory = rewritten(with_two, num_layers=2)
+    with pytest.raises(UserError, match=r"layers\.1\.input_layernorm\.weight and .*hidden_norm.weight differ"):
+        import_eagle3(directory, target)
 
 
 def test_what_engines_share_or_make_up_is_filled_in(rewritten, target):
@@ -136,6 +175,20 @@ def test_what_engines_share_or_make_up_is_filled_in(rewritten, target):
 
     head, directory = rewritten(without_t2d)
     same(head, import_eagle3(directory, target))
+
+
+def test_an_embedding_of_its_own_comes_along_and_a_copy_of_the_targets_does_not(rewritten, target):
+    own = torch.randn(97, 32, generator=torch.Generator().manual_seed(0))
+    for held in (own, target.embedding_weight.clone()):
+        _, directory = rewritten(lambda config, tensors, held=held: tensors.update({"embed_tokens.weight": held}))
+        head = import_eagle3(directory, target)
+        assert head.config()["own_embedding"] == (held is own)
+        assert torch.equal(head.embed(torch.arange(97)), held)
+
+
+def test_a_window_is_where_layer_types_say_so(rewritten, target):
+    _, directory = rewritten(lambda config, tensors: config.update(sliding_window=40))
+    assert import_eagle3(directory, target).sliding_window is None
 
 
 def test_rope_scaling_comes_along(rewritten, target):
@@ -161,33 +214,35 @@ def dropping(name):
     return lambda config, tensors: tensors.__delitem__(name)
 
 
-def speculators_by_default(config, tensors):
+def of_other_layers(config, tensors):
     config, tensors = as_speculators(config, tensors)
-    del config["norm_before_residual"]  # then it is true
+    config["transformer_layer_config"]["model_type"] = "qwen3_next"
     return config, tensors
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (setting(norm_before_residual=True), "norm_before_residual=true"),
-        (speculators_by_default, "norm_before_residual=true"),
         (setting(speculators_model_type="dflash"), "type 'dflash'"),
-        (setting(num_hidden_layers=2), "more than one layer"),
-        (adding("layers.1.self_attn.q_proj.weight", 32, 32), "more than one layer"),
-        (adding("midlayer.self_attn.q_norm.weight", 8), "qk-norm"),
-        (adding("midlayer.self_attn.q_proj.bias", 32), "biases"),
+        (of_other_layers, "layers of the type 'qwen3_next': expected llama or qwen3"),
+        (setting(num_hidden_layers=2), r"missing: layers\.1\.hidden_norm\.weight"),
+        (adding("layers.1.self_attn.q_proj.weight", 32, 32), r"unknown: layers\.1\.self_attn"),
+        (adding("midlayer.self_attn.q_norm.weight", 8), "says qk_norm=false, and the tensors are those of the con"),
+        (setting(architectures=["Eagle3Qwen3ForCausalLM"]), "says qk_norm=true"),
+        (adding("midlayer.self_attn.q_proj.bias", 32), "says attention_bias=false"),
         (setting(attention_bias=True), "attention_bias=true"),
+        (adding("fc.bias", 32), "a bias in fc"),
+        (adding("midlayer.mlp.up_proj.bias", 48), "a bias in up_proj"),
         (
             setting(eagle_config={"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}),
-            "norm_before_fc",
+            "norm_before_fc=true",
         ),
-        (adding("input_norm.weight", 96), "norm_before_fc"),
+        (adding("input_norm.weight", 96), "norm_before_fc=false"),
+        (setting(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2), "layers of one kind"),
         (setting(target_hidden_size=64), "target_hidden_size=64"),
         (setting(hidden_act="gelu"), "hidden_act=gelu"),
         (setting(fc_norm=True), "fc_norm=true"),
         (adding("mask_hidden", 1, 96), "parallel drafting"),
-        (adding("embed_tokens.weight", 97, 32), "an embedding of its own, which differs"),
         (adding("surprise.weight", 3), r"unknown: surprise\.weight"),
         (dropping("fc.weight"), r"missing: fc\.weight"),
         (dropping("lm_head.weight"), r"missing: lm_head\.weight"),

@@ -140,7 +140,14 @@ def eagle3(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"vocabulary": None}, {"fc_norm": True, "norm_output": True}, {"layers": [1, 6]}]
+    "options",
+    [
+        {},
+        {"vocabulary": None},
+        {"fc_norm": True, "norm_output": True},
+        {"layers": [1, 6]},
+        {"norm_before_fc": True, "num_layers": 2},
+    ],
 )
 def test_every_parameter_is_loaded(eagle3, make_checkpoint, options):
     head, checkpoint = make_checkpoint(**options)
@@ -153,6 +160,9 @@ def test_every_parameter_is_loaded(eagle3, make_checkpoint, options):
 
     unset = {name for name, parameter in model.named_parameters() if parameter.isnan().any()}
     assert unset == {"model.embed_tokens.weight"}  # that one is the target's
+    for further, ours in zip(model.model.layers[1:], head.later, strict=True):
+        assert torch.equal(further.hidden_norm.weight, ours.input_layernorm.weight)  # the one that SGLang reads
+    assert (model.model.input_norm is not None) is bool(options.get("norm_before_fc"))
     layer = model.model.layers[0]
     attention = [tensors[f"midlayer.self_attn.{name}_proj.weight"] for name in "qkv"]
     assert torch.equal(layer.self_attn.qkv_proj.weight, torch.cat(attention))

@@ -83,7 +83,17 @@ def test_golden_files(make_checkpoint):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("options", [{}, {"fc_norm": True, "norm_output": True}, {"layers": [1, 6]}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fc_norm": True, "norm_output": True},
+        {"layers": [1, 6]},
+        {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True, "sliding_window": 6},
+        {"qk_norm": True, "num_layers": 2, "layers": [1, 2, 4, 6], "sliding_window": 6},
+        {"attention_bias": True, "num_layers": 3, "own_embedding": True},
+    ],
+)
 @pytest.mark.parametrize("whole_vocabulary", [False, True])
 def test_an_engine_drafts_the_same_tokens_from_the_files(target, make_checkpoint, options, whole_vocabulary):
     """End to end, from layer ids to drafted ids, by an implementation that shares nothing with ours."""

@@ -5,6 +5,7 @@ d = head size, Vd = draft vocabulary."""
 
 # ruff: noqa: D102  (a head's methods are described where they are defined)
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ from specdraft.decoding.compilation import Compilable
 from specdraft.decoding.passes import Pass, Texts
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary
 from specdraft.drafters.drafting import LevelDrafting
-from specdraft.drafters.eagle.forward import Attend, Output
+from specdraft.drafters.eagle.forward import Attend, Attends, Output
 from specdraft.drafters.eagle.rotary import RotaryTable
 from specdraft.targets import Features
 
@@ -26,11 +27,13 @@ class Head(Protocol):
 
     rotary: RotaryTable
     decoding_pass: Compilable
+    num_layers: int
+    sliding_window: int | None
 
     @property
     def vocabulary(self) -> Vocabulary: ...
     def feature(self, features: Features) -> Tensor: ...
-    def read(self, tokens: Tensor, feature: Tensor, attend: Attend) -> Output: ...
+    def read(self, tokens: Tensor, feature: Tensor, attends: Attends) -> Output: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
@@ -40,7 +43,7 @@ class EagleDrafting(LevelDrafting):
 
     def __init__(self, head: Head, rows: int, capacity: int) -> None:
         self.head, self.vocabulary = head, head.vocabulary
-        self.rows, self.cache = rows, StaticCache(1, rows, capacity)
+        self.rows, self.cache = rows, StaticCache(head.num_layers, rows, capacity)
         self.outputs: list[Tensor] = []  # [rows, H] and [rows, Vd]
         self._feature = torch.empty(0)  # of the level that was read last, [B, m, H]
 
@@ -49,7 +52,8 @@ class EagleDrafting(LevelDrafting):
 
     def advance(self, texts: Texts, tokens: Tensor, counts: Tensor, features: Features) -> None:
         """Append what was emitted; its keys replace those of what was drafted there."""
-        reading = Pass.text(tokens, texts.lengths - 1, texts.longest - 1, simple=True)  # the one that is asked sees all
+        # Of a single layer only the last position is asked, which sees all.
+        reading = Pass.text(tokens, texts.lengths - 1, texts.longest - 1, simple=self.head.num_layers == 1)
         output = self._read(reading, self.head.feature(features), texts.first, (counts - 1)[:, None])
         self.outputs = self.outputs or [part.new_zeros(self.rows, part.shape[-1]) for part in output]
         for kept, new in zip(self.outputs, output, strict=True):
@@ -85,11 +89,23 @@ class EagleDrafting(LevelDrafting):
         self.cache.begin(reading, first)
         cos, sin = self.head.rotary(size, feature)  # no position is beyond its place
         here, queries = positions.flatten(), None
+        below = self._within_window(visible, positions, size) if self.head.num_layers > 1 else None
         if asked is not None:
             queries = (torch.arange(0, batch * count, count, device=ids.device)[:, None] + asked).flatten()
+            positions = positions.gather(1, asked)  # [B, q]
             visible = torch.arange(size, device=ids.device) <= places.gather(1, asked)[..., None]  # [B, q, S]
+        visible = self._within_window(visible, positions, size)
         run = self.head.decoding_pass if held else lambda _, *arguments: forward(self.head, *arguments)
-        return run(count, ids, feature, cos[here], sin[here], queries, visible, self.cache)
+        return run(count, ids, feature, cos[here], sin[here], queries, visible, below, self.cache)
+
+    def _within_window(self, visible: Tensor | None, positions: Tensor, size: int) -> Tensor | None:
+        """``visible [B, q, S]`` or None, without what is too long ago for the queries at ``positions [B, q]``. What was
+        drafted stands further back than its position says, but a window is longer than a draft."""
+        window = self.head.sliding_window
+        if window is None or size <= window:
+            return visible
+        recent = torch.arange(size, device=positions.device) > positions[..., None] - window
+        return recent if visible is None else visible & recent
 
 
 def forward(
@@ -100,19 +116,22 @@ def forward(
     sin: Tensor,
     queries: Tensor | None,
     visible: Tensor | None,
+    below: Tensor | None,
     cache: StaticCache,
 ) -> tuple[Tensor, Tensor]:
     """A pass with a cache: ids ``[B, n]``, feature ``[B * n, H]``, cos, sin ``[B * n, d]``, queries ``[B * q]`` (None:
-    all), visible ``[B, q, S]`` -> features ``[B, q, H]`` and logits ``[B, q, Vd]``."""
-    batch = len(ids)
+    all), visible ``[B, q, S]``, below ``[B, n, S]``: that of layers below the last, where all are queries -> features
+    ``[B, q, H]`` and logits ``[B, q, Vd]``."""
+    batch, last = len(ids), head.num_layers - 1
 
-    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attention(layer: int, seen: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (part.unflatten(0, (batch, -1)).transpose(1, 2) for part in (query, key, value))
-        keys, values = cache.update(key, value, 0)  # [B, Hk, S, d]
-        mask = None if visible is None else visible[:, None]
+        keys, values = cache.update(key, value, layer)  # [B, Hk, S, d]
+        mask = None if seen is None else seen[:, None]
         attended = scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
         return attended.transpose(1, 2).flatten(0, 1)  # [B * q, Hq, d]
 
-    attend = Attend(cos, sin, attention, slice(None) if queries is None else queries)
-    hidden, feature = head.read(ids.flatten(), feature, attend)
+    attends = [Attend(cos, sin, partial(attention, layer, below), slice(None)) for layer in range(last)]
+    attends.append(Attend(cos, sin, partial(attention, last, visible), slice(None) if queries is None else queries))
+    hidden, feature = head.read(ids.flatten(), feature, tuple(attends))
     return feature.unflatten(0, (batch, -1)), head.logits(hidden).unflatten(0, (batch, -1))

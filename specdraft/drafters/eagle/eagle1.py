@@ -18,7 +18,7 @@ from torch.nn.functional import smooth_l1_loss
 
 from specdraft.drafters.base import TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Vocabulary
-from specdraft.drafters.eagle.forward import Attend, Output, PlainLayer
+from specdraft.drafters.eagle.forward import Attends, Output, PlainLayer
 from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
 from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
@@ -100,9 +100,9 @@ class Eagle(EagleHead):
         read = features.aux if features.aux.shape[-1] else features.last  # [B, T, H]; see ``augment``
         return read.flatten(0, 1).to(self.fc.weight.dtype)
 
-    def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
+    def _layer(self, embedded: Tensor, feature: Tensor, attends: Attends) -> Output:
         x = self.fc(torch.cat([embedded, feature], dim=-1))  # [N, 2H] -> [N, H]
-        output = self.midlayer(x, x, attend)  # [n, H]
+        output = self.midlayer(x, x, *attends)  # [n, H]
         return Output(output, output)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ draft vocabulary. The unrolled steps, the layer and its attention are in ``forwa
 - The layer's attention reads ``[norm(embedding of the next token), norm(g)]``, 2H wide; the residual stream is g.
 - The layer's output is the next feature; normed, it is what ``lm_head`` projects to the draft vocabulary.
 
-Parameter names are those that serving engines load."""
+Heads are published with other norms, layers and embeddings; ``Eagle3`` computes all that vLLM 0.32 serves, by the names
+that vLLM and speculators have for them. Parameter names are those that serving engines load."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,18 +18,26 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.drafters.base import TrainingLoss, constructor_arguments
-from specdraft.drafters.eagle.forward import Attend, FusionLayer, Output
+from specdraft.drafters.eagle.forward import Attends, FusionLayer, LaterLayer, Output
 from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.vocabulary import DraftVocabulary
+from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.onednn import plain
 from specdraft.targets import Features, Target
 
 
 class Eagle3(DraftVocabulary, EagleHead):
-    """The EAGLE-3 head. ``fc_norm`` (a norm per auxiliary state) and ``norm_output`` (the head feeds back its normed
-    output) are EAGLE-3.1's options; an engine must be told of both."""
+    """The EAGLE-3 head. What its options change, an engine must be told of.
+
+    - ``norm_before_fc``: a norm of the concatenated auxiliary states; ``fc_norm``: a norm of each of them.
+    - ``norm_before_residual``: the residual stream begins with the normed feature.
+    - ``norm_output``: the head feeds its normed output back. With ``fc_norm`` this is EAGLE-3.1.
+    - ``qk_norm``: norms of queries and keys, as in Qwen3's layers; ``attention_bias``: biases of the four projections.
+    - ``num_layers``: more than one are Llama (Qwen3) decoder layers after the first.
+    - ``sliding_window``: how many positions attention sees, in every layer; None for all.
+    - ``own_embedding``: an embedding of its own, which begins as the target's, instead of the target's."""
 
     reads_every_last = False
 
@@ -38,20 +47,35 @@ class Eagle3(DraftVocabulary, EagleHead):
         layers: Sequence[int],
         fc_norm: bool = False,
         norm_output: bool = False,
+        norm_before_fc: bool = False,
+        norm_before_residual: bool = False,
+        qk_norm: bool = False,
+        attention_bias: bool = False,
+        num_layers: int = 1,
+        sliding_window: int | None = None,
+        own_embedding: bool = False,
         **shared: Any,
     ) -> None:
-        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. Raises UserError as it does, and for
-        a draft vocabulary (0..Vd-1 until ``set_draft_vocabulary``) larger than the vocabulary."""
+        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. Raises UserError as it does, for
+        a draft vocabulary (0..Vd-1 until ``set_draft_vocabulary``) larger than the vocabulary, no layer, biases beside
+        ``qk_norm``, and a window that does not hold the steps of training."""
         arguments = constructor_arguments(locals())
         super().__init__(**shared)
         self._arguments |= arguments
+        _check(num_layers, sliding_window, self.ttt_steps, qk_norm and attention_bias)
         self.register_vocabulary(self.vocab_size, draft_vocab_size)
         self.layers = tuple(layers)
-        self.norm_output = norm_output
+        self.norm_output, self.num_layers, self.sliding_window = norm_output, num_layers, sliding_window
+        self.residual_widths += 8 * (num_layers - 1) + 2 * own_embedding
         hidden_size, epsilon = self.layer_config.hidden_size, self.layer_config.rms_norm_eps
+        wide = len(self.layers) * hidden_size
+        self.layer_config.attention_bias = attention_bias
+        self.embed_tokens = nn.Embedding(self.vocab_size, hidden_size) if own_embedding else None
+        self.input_norm = LlamaRMSNorm(wide, epsilon) if norm_before_fc else None
         self.fc_norm = nn.ModuleList(LlamaRMSNorm(hidden_size, epsilon) for _ in self.layers) if fc_norm else None
-        self.fc = nn.Linear(len(self.layers) * hidden_size, hidden_size, bias=False)
-        self.midlayer = FusionLayer(self.layer_config)
+        self.fc = nn.Linear(wide, hidden_size, bias=False)
+        self.midlayer = FusionLayer(self.layer_config, qk_norm, norm_before_residual)
+        self.later = nn.ModuleList(LaterLayer(self.layer_config, qk_norm) for _ in range(num_layers - 1))
         self.norm = LlamaRMSNorm(hidden_size, epsilon)
         self.lm_head = DraftHead(hidden_size, draft_vocab_size, bias=False)
         self.apply(initialize)
@@ -74,25 +98,45 @@ class Eagle3(DraftVocabulary, EagleHead):
             head.set_draft_vocabulary(draft_vocabulary)
         rows = plain(target.head.weight.detach())[head.draft_ids.to(target.device)]
         head.lm_head.weight.data.copy_(rows * target.logit_scale)  # engines apply none to a head
+        if head.embed_tokens is not None:
+            head.embed_tokens.weight.data.copy_(plain(target.embedding_weight.detach()))
         head.bind(target)
         return head
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
-        """The fusion runs in the first step alone, and its inputs need no gradient."""
+        """The fusion runs in the first step alone, and its inputs need no gradient; an embedding is looked up."""
         forward, backward = super().training_flops(sequence_length)
         fusion, later = 2.0 * self.fc.weight.numel(), self.passes - 1
-        return forward - later * fusion, backward - (2 * later + 1) * fusion
+        looked_up = 0.0 if self.embed_tokens is None else 2.0 * self.passes * self.embed_tokens.weight.numel()
+        return forward - later * fusion - looked_up, backward - (2 * later + 1) * fusion - 2 * looked_up
+
+    def activation_bytes(self, tokens: int, element: int) -> float:
+        """With what the further norms keep: of the fusion's input once, of queries and keys at every pass."""
+        config, norms = self.layer_config, int(self.input_norm is not None) + int(self.fc_norm is not None)
+        fused = norms * self.fc.in_features
+        if self.midlayer.self_attn.q_norm is not None:
+            rotated = (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+            fused += self.passes * self.num_layers * 3 * rotated  # one of them is in fp32
+        return super().activation_bytes(tokens, element) + float(fused * tokens * element)
 
     def feature(self, features: Features) -> Tensor:
         """See ``EagleHead``."""
         aux = features.aux.flatten(0, 1).to(self.fc.weight.dtype)  # [R, 3H]
+        if self.input_norm is not None:
+            aux = self.input_norm(aux)
         if self.fc_norm is not None:
             parts = aux.chunk(len(self.fc_norm), dim=-1)  # [R, H] each
             aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)  # [R, 3H]
         return self.fc(aux)  # [R, H]
 
-    def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
-        output = self.midlayer(embedded, feature, attend)  # [n, H]
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``EagleHead``."""
+        return super().embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
+
+    def _layer(self, embedded: Tensor, feature: Tensor, attends: Attends) -> Output:
+        output = self.midlayer(embedded, feature, attends[0])  # [n, H], and of several layers [N, H] below the last
+        for layer, attend in zip(self.later, attends[1:], strict=True):
+            output = layer(output, attend)
         normed = self.norm(output)  # [n, H]
         return Output(normed, normed if self.norm_output else output)
 
@@ -102,3 +146,16 @@ class Eagle3(DraftVocabulary, EagleHead):
 
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
         return call_with_weights([self.lm_head], lambda weights: objective(weights, teacher, steps, self.divergence))
+
+
+def _check(num_layers: int, sliding_window: int | None, ttt_steps: int, biased_and_normed: bool) -> None:
+    if num_layers < 1:
+        raise UserError(f"num_layers is {num_layers}: expected at least 1 layer")
+    if sliding_window is not None and sliding_window <= ttt_steps:
+        wrong = f"sliding_window is {sliding_window} and ttt_steps {ttt_steps}"
+        raise UserError(f"{wrong}: expected a window of more positions than steps, or null for all")
+    if biased_and_normed:
+        raise UserError(
+            "attention_bias and qk_norm are both set: expected one of them, because vLLM's Qwen3 layers have no bias "
+            "at their output; set one to false"
+        )

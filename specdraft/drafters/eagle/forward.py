@@ -1,4 +1,4 @@
-"""The forward of an EAGLE head: the layer, its attention in training, and the unrolled training-time test.
+"""The forward of an EAGLE head: its layers, their attention in training, and the unrolled training-time test.
 
 R = positions of the flat batch, N = positions of a pass, n = queries: those of them whose output is wanted, H = hidden
 size (the target's), Hq / Hk = query / key-value heads, G = Hq // Hk, d = head size.
@@ -32,9 +32,9 @@ class Output(NamedTuple):
 
 
 class Attend(NamedTuple):
-    """How the positions of a pass attend. cos, sin: ``[N, d]``. queries: the positions whose output is wanted, the
-    others only leave their keys. attention: from queries ``[n, Hq, d]``, keys and values ``[N, Hk, d]`` to
-    ``[n, Hq, d]``."""
+    """How the positions of a pass attend in a layer. cos, sin: ``[N, d]``. queries: the positions whose output is
+    wanted, the others only leave their keys; in a layer below another all are wanted. attention: from queries
+    ``[n, Hq, d]``, keys and values ``[N, Hk, d]`` to ``[n, Hq, d]``."""
 
     cos: Tensor
     sin: Tensor
@@ -42,12 +42,17 @@ class Attend(NamedTuple):
     queries: Tensor | slice
 
 
+Attends = tuple[Attend, ...]  # of every layer, the last one's queries being those whose output is wanted
+
+
 def unroll(
-    read: Callable[[Tensor, Tensor, Attend], Output],
+    read: Callable[[Tensor, Tensor, Attends], Output],
     alignment: Alignment,
     feature: Tensor,
     angles: tuple[Tensor, Tensor],
     decay: StepDecay,
+    num_layers: int,
+    sliding_window: int | None,
 ) -> list[Step]:
     """The steps of the training-time test. read: tokens ``[N]`` and features ``[N, H]`` to the queries' output.
     feature: the target's, ``[R, H]``. angles: cos and sin ``[L, d]`` of every rotary position."""
@@ -56,58 +61,68 @@ def unroll(
     for supervised in alignment.supervised[1:]:
         asked.append(supervised if len(supervised) else asked[-1][:1])
     cos, sin = angles
-    attention = UnrolledKeys(alignment.documents, asked[0])
     positions = torch.arange(len(feature), device=feature.device)  # [R]: step 0 leaves the keys of every position
+    everything = alignment.documents.whole(len(feature))
+    below = [UnrolledKeys(everything, positions, sliding_window) for _ in range(num_layers - 1)]
+    last = UnrolledKeys(alignment.documents, asked[0], sliding_window)
     queries: Tensor | slice = asked[0]  # [n]
     steps: list[Step] = []
     for step, wanted in enumerate(asked):
         if step > 0:
             kept = torch.searchsorted(asked[step - 1], wanted)  # [n], of those of the step before
-            attention.narrow(kept)
+            last.narrow(kept)
+            for attention in below:
+                attention.narrow(wanted if step == 1 else kept)  # step 0 asked for all
             feature = feature[kept]  # [n, H], the head's own
             positions, queries = wanted, slice(None)  # [n]
         tokens = alignment.tokens[positions + 1 + step]  # [N]
         rotary = alignment.positions[positions] + step  # [N]
-        attend = Attend(cos[rotary], sin[rotary], attention, queries)  # [N, d]
-        hidden, feature = read(tokens, feature, attend)  # [n, H]
+        here = cos[rotary], sin[rotary]  # [N, d]
+        attends = (*(Attend(*here, attention, slice(None)) for attention in below), Attend(*here, last, queries))
+        hidden, feature = read(tokens, feature, attends)  # [n, H]
         count, total = len(alignment.supervised[step]), alignment.counts[step]
         steps.append(Step(hidden[:count], wanted[:count] + 1 + step, decay.weight(step), total=total))
     return steps
 
 
 class Projections(nn.Module):
-    """The projections of an attention whose queries, keys and values read ``width`` features."""
+    """The projections of an attention whose queries, keys and values read ``width`` features. qk_norm: a norm of every
+    head's query and key before they are rotated, as Qwen3 has it."""
 
-    def __init__(self, config: LlamaConfig, width: int) -> None:
+    def __init__(self, config: LlamaConfig, width: int, qk_norm: bool = False) -> None:
         super().__init__()
         assert config.head_dim is not None and config.num_key_value_heads is not None
         self.head_dim: int = config.head_dim
         heads, kv_heads = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(width, heads, bias=False)
-        self.k_proj = nn.Linear(width, kv_heads, bias=False)
-        self.v_proj = nn.Linear(width, kv_heads, bias=False)
-        self.o_proj = nn.Linear(heads, config.hidden_size, bias=False)
+        bias = bool(config.attention_bias)
+        self.q_proj = nn.Linear(width, heads, bias)
+        self.k_proj = nn.Linear(width, kv_heads, bias)
+        self.v_proj = nn.Linear(width, kv_heads, bias)
+        self.o_proj = nn.Linear(heads, config.hidden_size, bias)
+        self.q_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.k_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         """x: ``[N, width]``; the queries attend -> ``[n, H]``."""
         cos, sin, attention, queries = attend
-        query = self._rotated(self.q_proj(x[queries]), cos[queries], sin[queries])  # [n, Hq, d]
-        key = self._rotated(self.k_proj(x), cos, sin)  # [N, Hk, d]
+        query = self._rotated(self.q_proj(x[queries]), self.q_norm, cos[queries], sin[queries])  # [n, Hq, d]
+        key = self._rotated(self.k_proj(x), self.k_norm, cos, sin)  # [N, Hk, d]
         value = self.v_proj(x).view(len(x), -1, self.head_dim)  # [N, Hk, d]
         attended = attention(query, key, value)  # [n, Hq, d]
         return self.o_proj(attended.flatten(1))  # [n, H]
 
-    def _rotated(self, projected: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotated(self, projected: Tensor, norm: nn.Module | None, cos: Tensor, sin: Tensor) -> Tensor:
         heads = projected.view(len(projected), -1, self.head_dim)  # [N, heads, d]
+        heads = heads if norm is None else norm(heads)
         return heads * cos[:, None] + rotate_half(heads) * sin[:, None]
 
 
 class PlainLayer(nn.Module):
     """EAGLE-1's layer: a Llama decoder layer without the norm before its attention."""
 
-    def __init__(self, config: LlamaConfig, width: int | None = None) -> None:
+    def __init__(self, config: LlamaConfig, width: int | None = None, qk_norm: bool = False) -> None:
         super().__init__()
-        self.self_attn = Projections(config, width or config.hidden_size)
+        self.self_attn = Projections(config, width or config.hidden_size, qk_norm)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = LlamaMLP(config)
 
@@ -118,14 +133,29 @@ class PlainLayer(nn.Module):
 
 
 class FusionLayer(PlainLayer):
-    """EAGLE-3's layer: attention reads the normed embedding beside the normed feature; the stream is the feature."""
+    """EAGLE-3's first layer: attention reads the normed embedding beside the normed feature; the stream is the feature,
+    or with ``norm_before_residual`` the normed one."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config, 2 * config.hidden_size)
+    def __init__(self, config: LlamaConfig, qk_norm: bool = False, norm_before_residual: bool = False) -> None:
+        super().__init__(config, 2 * config.hidden_size, qk_norm)
+        self.norm_before_residual = norm_before_residual
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Tensor:
         """embedded, feature: ``[N, H]`` -> the stream after the layer, of the queries, ``[n, H]``."""
-        x = torch.cat([self.input_layernorm(embedded), self.hidden_norm(feature)], dim=-1)  # [N, 2H]
-        return super().forward(x, feature, attend)
+        normed = self.hidden_norm(feature)  # [N, H]
+        x = torch.cat([self.input_layernorm(embedded), normed], dim=-1)  # [N, 2H]
+        return super().forward(x, normed if self.norm_before_residual else feature, attend)
+
+
+class LaterLayer(PlainLayer):
+    """EAGLE-3's further layers: a Llama or Qwen3 decoder layer as it is."""
+
+    def __init__(self, config: LlamaConfig, qk_norm: bool = False) -> None:
+        super().__init__(config, qk_norm=qk_norm)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, stream: Tensor, attend: Attend) -> Tensor:  # type: ignore[override]
+        """stream: ``[N, H]`` -> after the layer, of the queries, ``[n, H]``."""
+        return super().forward(self.input_layernorm(stream), stream, attend)

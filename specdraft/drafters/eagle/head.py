@@ -9,7 +9,7 @@ The embedding is the target's: borrowed, never copied."""
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -20,7 +20,7 @@ from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Vocabulary
 from specdraft.drafters.eagle.compiled import run_layer
 from specdraft.drafters.eagle.drafting import EagleDrafting, forward
-from specdraft.drafters.eagle.forward import Attend, Output, unroll
+from specdraft.drafters.eagle.forward import Attends, Output, unroll
 from specdraft.drafters.eagle.rotary import RotaryTable
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
@@ -36,7 +36,9 @@ class EagleHead(Drafter):
 
     target: Target
     training_options = frozenset({"ttt_steps", "step_decay", "sample_positions", "divergence"})
-    residual_widths: ClassVar[int] = 14  # hidden states that a step keeps for backward beside attention and MLP
+    residual_widths: int = 14  # hidden states that a step keeps for backward beside attention and MLP
+    num_layers: int = 1
+    sliding_window: int | None = None  # positions that attention sees; None: all
 
     def __init__(
         self,
@@ -89,17 +91,20 @@ class EagleHead(Drafter):
         """Logits ``[n, Vd]`` of ``hidden [n, H]``."""
 
     @abstractmethod
-    def _layer(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Output:
-        """Of embedded, feature ``[N, H]`` the queries' output."""
+    def _layer(self, embedded: Tensor, feature: Tensor, attends: Attends) -> Output:
+        """Of embedded, feature ``[N, H]`` the queries' output, through all layers."""
 
     @abstractmethod
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
         """What the steps' hidden states are worth."""
 
-    def read(self, tokens: Tensor, feature: Tensor, attend: Attend) -> Output:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings ``[N, H]`` of tokens ``[N]``: the target's, unless the head has its own."""
+        return nn.functional.embedding(tokens, self.target.embedding_weight)
+
+    def read(self, tokens: Tensor, feature: Tensor, attends: Attends) -> Output:
         """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> the queries' output."""
-        embedded = nn.functional.embedding(tokens, self.target.embedding_weight).to(feature.dtype)  # [N, H]
-        return run_layer(self, self._layer, embedded, feature, attend)
+        return run_layer(self, self._layer, self.embed(tokens).to(feature.dtype), feature, attends)
 
     def count_supervised(self, batch: Batch) -> Tensor:
         """Of every step."""
@@ -127,13 +132,14 @@ class EagleHead(Drafter):
 
     def _unroll(self, alignment: Alignment, feature: Tensor, decay: StepDecay) -> list[Step]:
         angles = self.rotary(alignment.length + self.ttt_steps - 1, next(self.parameters()))
-        return unroll(self.read, alignment, feature, angles, decay)
+        return unroll(self.read, alignment, feature, angles, decay, self.num_layers, self.sliding_window)
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """The matrices and the attention, once per pass."""
         forward, backward = super().training_flops(sequence_length)
         config = self.layer_config
-        attention = 2.0 * config.num_attention_heads * config.head_dim * sequence_length
+        seen = min(sequence_length, 2 * (self.sliding_window or sequence_length)) / 2  # on average
+        attention = 4.0 * self.num_layers * config.num_attention_heads * config.head_dim * seen
         return self.passes * (forward + attention), self.passes * (backward + 2.0 * attention)
 
     def activation_bytes(self, tokens: int, element: int) -> float:
@@ -141,7 +147,7 @@ class EagleHead(Drafter):
         config, hidden = self.layer_config, self.layer_config.hidden_size
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
         # residuals, norms and their fp32 copies, embedding and feature; q k v and rotated q k, attention out; gated MLP
-        per_pass = self.residual_widths * hidden + 2 * attention + 4 * config.intermediate_size
+        per_pass = self.residual_widths * hidden + self.num_layers * (2 * attention + 4 * config.intermediate_size)
         return float((self.passes * per_pass + len(self.layers) * hidden) * tokens * element)
 
     def drafting(self, rows: int, capacity: int) -> EagleDrafting:
@@ -170,6 +176,8 @@ def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:
 
 
 def initialize(module: nn.Module) -> None:
-    """Weights of linear layers from N(0, 0.02), as the targets' own were."""
+    """Weights of linear layers from N(0, 0.02), as the targets' own were; biases zero."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -6,7 +6,10 @@ R = positions of the flat batch, n = queries, P = packed queries, s = steps befo
 
 A query attends to the keys of step 0 up to its position and to *its own position's* key of every later step (EAGLE-3,
 figure 6). The first part is causal attention of packed documents, the second a few products; they are merged by their
-log-sum-exp, and scores of ``[S*T, S*T]`` are never made."""
+log-sum-exp, and scores of ``[S*T, S*T]`` are never made.
+
+In a sliding window a query of step s, which stands s positions after the last key of step 0 that it sees, sees s fewer
+of them."""
 
 from typing import Any
 
@@ -18,22 +21,30 @@ from specdraft.drafters.eagle.causal_attention import causal_attention, causal_a
 
 
 class UnrolledKeys:
-    """Keys and values of a training-time test, filled step by step by calling it as the attention."""
+    """Keys and values of a layer in a training-time test, filled step by step by calling it as the attention."""
 
-    def __init__(self, documents: Documents, queries: Tensor) -> None:
-        """queries: ``[n]`` ascending positions of step 0, for which ``documents`` were made."""
+    def __init__(self, documents: Documents, queries: Tensor, sliding_window: int | None = None) -> None:
+        """queries: ``[n]`` ascending positions of step 0, for which ``documents`` were made. sliding_window: positions
+        that a query sees, its own the last; more than there are steps."""
         self.table, self.longest, self.packed = documents
         starts, ends = self.table
         document = torch.bucketize(queries, ends[1:], right=True)  # [n]
         self.slots = queries + (starts - ends)[document + 1]  # [n] among the packed: both end together
         self.shared: tuple[Tensor, Tensor] | None = None  # keys, values [R, Hk, d] of step 0
         self.own: tuple[Tensor, Tensor] | None = None  # of every later step, [n, Hk, s, d]
+        self._see(sliding_window)
 
     def narrow(self, kept: Tensor) -> None:
-        """Go on with some of the queries, ``kept [m]`` (indices into the present ones)."""
+        """Go on with the next step, for some of the queries: ``kept [m]`` (indices into the present ones)."""
         self.slots = self.slots[kept]
         if self.own is not None:
             self.own = self.own[0][kept], self.own[1][kept]
+        self._see(self.seen and self.seen - 1)
+
+    def _see(self, seen: int | None) -> None:
+        """seen: how many keys of step 0 a query sees; None: all."""
+        self.seen = seen
+        self.window = 0 if seen is None or seen >= self.longest else seen  # flash attention is faster without one
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend ``[n, Hq, d] -> [n, Hq, d]``; key and value ``[R, Hk, d]`` at step 0, ``[n, Hk, d]`` later."""
@@ -47,7 +58,8 @@ class UnrolledKeys:
             pairs = zip(self.own, (key, value), strict=True)
             own_key, own_value = (torch.cat([held, new[:, :, None]], dim=2) for held, new in pairs)
             self.own = own_key, own_value
-        return _Merged.apply(query, *self.shared, *self.own, self.slots, self.table, self.longest, self.packed)
+        bounds = self.table, self.longest, self.packed, self.window
+        return _Merged.apply(query, *self.shared, *self.own, self.slots, *bounds)
 
 
 class _Merged(torch.autograd.Function):
@@ -65,8 +77,9 @@ class _Merged(torch.autograd.Function):
         table: Tensor,
         longest: int,
         packed: int,
+        window: int,
     ) -> Tensor:
-        shared, lse = causal_attention(_spread(query, slots, packed), key, value, table, longest)
+        shared, lse = causal_attention(_spread(query, slots, packed), key, value, table, longest, window)
         shared, lse = shared[slots], lse.T[slots]  # [n, Hq, d], [n, Hq]
         scores = _own_scores(query, own_key, lse.dtype)  # [n, Hq, s]
         total = torch.logaddexp(lse, scores.logsumexp(-1))  # [n, Hq]
@@ -74,7 +87,7 @@ class _Merged(torch.autograd.Function):
         output = shared * (lse - total).exp()[..., None].to(query.dtype)
         output = output + (_grouped(weights, own_key) @ own_value).flatten(1, 2)
         ctx.save_for_backward(query, key, value, own_key, own_value, slots, table, output, total)
-        ctx.longest, ctx.packed = longest, packed
+        ctx.longest, ctx.packed, ctx.window = longest, packed, window
         return output
 
     @staticmethod
@@ -82,8 +95,8 @@ class _Merged(torch.autograd.Function):
         query, key, value, own_key, own_value, slots, table, output, total = ctx.saved_tensors
         spread = (_spread(each, slots, ctx.packed) for each in (grad, query, output, total))
         packed_grad, packed_query, packed_output, packed_total = spread
-        given = packed_grad, packed_query, key, value, packed_output, packed_total.T.contiguous(), table, ctx.longest
-        grad_query, grad_key, grad_value = causal_attention_backward(*given)
+        given = packed_grad, packed_query, key, value, packed_output, packed_total.T.contiguous(), table
+        grad_query, grad_key, grad_value = causal_attention_backward(*given, ctx.longest, ctx.window)
 
         weights = (_own_scores(query, own_key, total.dtype) - total[..., None]).exp()  # [n, Hq, s]
         delta = (grad * output).sum(-1, dtype=total.dtype)  # [n, Hq]
@@ -94,7 +107,7 @@ class _Merged(torch.autograd.Function):
         grad_query = grad_query[slots] + (grad_scores @ own_key).flatten(1, 2)
         grad_own_key = grad_scores.transpose(-1, -2) @ _grouped(query, own_key)  # [n, Hk, s, d]
         grad_own_value = _grouped(weights.to(query.dtype), own_key).transpose(-1, -2) @ by_head
-        return grad_query, grad_key, grad_value, grad_own_key, grad_own_value, None, None, None, None
+        return grad_query, grad_key, grad_value, grad_own_key, grad_own_value, None, None, None, None, None
 
 
 def _spread(rows: Tensor, slots: Tensor, packed: int) -> Tensor:

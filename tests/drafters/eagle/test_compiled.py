@@ -39,15 +39,30 @@ def loss_and_gradients(head, batch, compiled):
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps", "backend", "graphs"), [(Eagle, 1, "aot_eager", 1), (Eagle3, 3, "eager", 3)], ids=["one", "three"]
+    ("kind", "options", "backend", "graphs"),
+    [
+        (Eagle, {"ttt_steps": 1}, "aot_eager", 1),
+        (Eagle3, {"ttt_steps": 3}, "eager", 3),
+        (Eagle3, {"ttt_steps": 3, "num_layers": 2, "qk_norm": True, "norm_before_residual": True}, "eager", 3),
+    ],
+    ids=["one", "three", "two layers"],
 )
-def test_equals_the_layer_with_a_graph_for_each_step_and_no_break(kind, steps, backend, graphs, target, compiling):
-    head = kind.for_target(target, ttt_steps=steps).double()
+def test_equals_the_layer_with_a_graph_for_each_step_and_no_break(kind, options, backend, graphs, target, compiling):
+    head = kind.for_target(target, **options).double()
     counter = compiling(backend)
     for batch in (text([9, 14]), text([30]), text([8, 5, 7])):
         for mine, plain in zip(*(loss_and_gradients(head, batch, each) for each in (True, False)), strict=True):
             torch.testing.assert_close(mine, plain, rtol=1e-10, atol=1e-12)
     assert counter.frame_count == graphs
+
+
+def test_a_window_is_compiled_too(target, compiling):
+    head = Eagle3.for_target(target, ttt_steps=4, sliding_window=6).double()
+    counter = compiling("eager")
+    for batch in (text([9, 14]), text([30]), text([8, 5, 7])):
+        for mine, plain in zip(*(loss_and_gradients(head, batch, each) for each in (True, False)), strict=True):
+            torch.testing.assert_close(mine, plain, rtol=1e-10, atol=1e-12)
+    assert 4 <= counter.frame_count <= 8
 
 
 def test_a_layer_that_cannot_be_compiled_runs_as_it_is(target, compiling):

@@ -60,12 +60,13 @@ def test_a_node_of_a_tree_is_read_as_the_end_of_its_path(head, packed, shape):
 
 def test_draft_takes_the_best_tokens_and_leaves_the_state_as_it_was(head, packed):
     state = begun(head, packed)
-    (layer,) = state.drafting.cache.layers
-    before = [state.along([3, 5]), *(part[:, :, :9].clone() for part in (layer.keys, layer.values))]
+    buffers = [part for layer in state.drafting.cache.layers for part in (layer.keys, layer.values)]
+    assert len(buffers) == 2 * head.num_layers
+    before = [state.along([3, 5]), *(part[:, :, :9].clone() for part in buffers)]
     tree, again = state.draft(StaticTree.chain(3)), state.draft(StaticTree.chain(3))
     assert torch.equal(tree.tokens, again.tokens) and tree.is_chain and tree.q is None
     state.draft(BUSH)
-    after = [state.along([3, 5]), layer.keys[:, :, :9], layer.values[:, :, :9]]
+    after = [state.along([3, 5]), *(part[:, :, :9] for part in buffers)]
     assert all(map(torch.equal, after, before))
     assert tree.tokens[0, 0] == head.vocabulary.to_target(before[0][0].argmax())
 
@@ -109,12 +110,12 @@ def story():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("variant", ["first", "third", "third, both"])
+@pytest.mark.parametrize("variant", ["first", "third", "third, both", "third, window, layers"])
 def test_greedy_decoding_gives_the_targets_own_tokens(story, variant, shape):
     target, prompts, answers = story
     kind, options = VARIANTS[variant]
     torch.manual_seed(0)
-    head = kind.for_target(target, **options, **({"layers": (1,)} if kind is Eagle3 else {}))
+    head = kind.for_target(target, **options, **({"layers": (1,), "ttt_steps": 4} if kind is Eagle3 else {}))
     with torch.no_grad():  # the feature passes: a head that nobody trained is right now and then
         head.fc.weight[:, -target.hidden_size :] = torch.eye(target.hidden_size)
     decoder = Decoder(target, head, shape)

@@ -75,8 +75,8 @@ def test_a_head_that_is_right_has_no_error_and_is_always_accepted(monkeypatch):
     states = target.features(every, torch.zeros_like(every), ()).last[:, 0]  # [V, H]
     head = Eagle.for_target(target, ttt_steps=3)
 
-    def oracle(embedded, feature, attend):
-        token = torch.cdist(embedded, target.embedding_weight).argmin(-1)[attend.queries]
+    def oracle(embedded, feature, attends):
+        token = torch.cdist(embedded, target.embedding_weight).argmin(-1)[attends[-1].queries]
         return Output(states[token], states[token])
 
     monkeypatch.setattr(head, "_layer", oracle)

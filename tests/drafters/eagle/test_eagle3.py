@@ -6,7 +6,8 @@ import torch
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.eagle.forward import Attend
 from specdraft.errors import UserError
-from specdraft.targets import Target
+from specdraft.targets import Features, Target
+from tests.drafters.eagle.variants import features_of
 from tests.families import FAMILIES, V
 
 IDS = torch.arange(3, 97, 2)
@@ -59,15 +60,65 @@ def test_what_is_fed_back_is_before_or_after_the_norm(target):
             head.norm.weight.mul_(3.0)
         embedded, feature = torch.randn(2, 4, target.hidden_size, dtype=torch.float64)
         attend = Attend(torch.ones(4, 8).double(), torch.zeros(4, 8).double(), lambda query, *_: query, slice(None))
-        output = head._layer(embedded, feature, attend)
+        output = head._layer(embedded, feature, (attend,))
         assert torch.equal(output.hidden, output.feature) == norm_output
         inner = head.midlayer(embedded, feature, attend)
         torch.testing.assert_close(output.hidden, head.norm(inner), rtol=0, atol=0)
         torch.testing.assert_close(output.feature, output.hidden if norm_output else inner, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_layers": 0}, "num_layers is 0: expected at least 1"),
+        ({"sliding_window": 4, "ttt_steps": 4}, "sliding_window is 4 and ttt_steps 4: expected a window of more"),
+        ({"qk_norm": True, "attention_bias": True}, "attention_bias and qk_norm are both set: expected one of them"),
+    ],
+)
+def test_a_head_that_cannot_be_is_refused(target, options, message):
+    with pytest.raises(UserError, match=message):
+        Eagle3.for_target(target, IDS, **options)
+
+
+def test_the_residual_stream_begins_with_the_feature_or_with_the_normed_one(target):
+    attend = Attend(torch.ones(4, 8).double(), torch.zeros(4, 8).double(), lambda query, *_: query, slice(None))
+    for normed in (False, True):
+        torch.manual_seed(0)
+        head = Eagle3.for_target(target, IDS, norm_before_residual=normed).double()
+        with torch.no_grad():  # attention and MLP add nothing
+            head.midlayer.self_attn.o_proj.weight.zero_()
+            head.midlayer.mlp.down_proj.weight.zero_()
+            head.midlayer.hidden_norm.weight.mul_(3.0)
+        embedded, feature = torch.randn(2, 4, target.hidden_size, dtype=torch.float64)
+        expected = head.midlayer.hidden_norm(feature) if normed else feature
+        torch.testing.assert_close(head._layer(embedded, feature, (attend,)).feature, expected, rtol=0, atol=0)
+
+
+def test_the_fusion_reads_its_input_normed_as_a_whole(target):
+    head = Eagle3.for_target(target, IDS, norm_before_fc=True).double()
+    with torch.no_grad():
+        head.input_norm.weight.normal_()
+    aux = torch.randn(1, 5, 3 * target.hidden_size, dtype=torch.float64)
+    normed = aux[0] * (aux[0].pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * head.input_norm.weight
+    torch.testing.assert_close(head.feature(Features(aux, aux)), normed @ head.fc.weight.T)
+
+
+def test_an_embedding_of_its_own_begins_as_the_targets_and_is_trained(target, packed):
+    head = Eagle3.for_target(target, IDS, own_embedding=True, ttt_steps=2).double()
+    torch.testing.assert_close(head.embed_tokens.weight, target.embedding_weight, rtol=1e-6, atol=1e-6)
+    head.training_loss(packed, features_of(head, packed), target).loss.backward()
+    read = head.embed_tokens.weight.grad.abs().sum(-1).nonzero()[:, 0]
+    assert 0 < len(read) <= len(packed.input_ids.unique())
+    assert target.embedding_weight.grad is None
+
+
 def test_what_a_configuration_leaves_out_is_eagle_3(target):
     head = Eagle3.for_target(target, IDS)
-    assert head.config() | {"fc_norm": False, "norm_output": False} == head.config()
+    plain = head.config()
+    off = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", "qk_norm", "attention_bias")
+    assert plain | dict.fromkeys((*off, "own_embedding"), False) == plain
+    assert plain | {"num_layers": 1, "sliding_window": None} == plain
+    older = {name: value for name, value in plain.items() if name not in {*off, "own_embedding", "num_layers"}}
+    assert Eagle3(**older).config() == plain
     assert head.fc.bias is None and head.lm_head.bias is None
     assert not Eagle3.reads_every_last

@@ -111,7 +111,9 @@ def test_training_moves_every_parameter_and_nothing_of_the_target(head, packed):
     head.training_loss(packed, features_of(head, packed), head.target).loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
     assert all(p.grad is None for p in head.target.model.parameters())
-    assert not any("target" in name or "embed" in name for name in head.state_dict())
+    own = getattr(head, "embed_tokens", None) is not None
+    assert any("embed" in name for name in head.state_dict()) == own
+    assert not any("target" in name for name in head.state_dict())
 
 
 def test_the_divergence_is_the_one_asked_for(head, packed):
@@ -177,18 +179,20 @@ def test_beside_a_target_whose_angles_change_with_the_length_the_heads_do_not(ki
         kind(**head.config() | {"rope_parameters": rope})
 
 
+@pytest.mark.parametrize("options", [{}, {"num_layers": 3, "own_embedding": True, "qk_norm": True}], ids=str)
 @pytest.mark.parametrize(("kind", "steps"), [(Eagle, 1), (Eagle, 3), (Eagle3, 1), (Eagle3, 4)])
-def test_flops_are_those_that_a_step_takes(kind, steps):
+def test_flops_are_those_that_a_step_takes(kind, steps, options):
     """Of a text that is all to be learned; of attention what a query sees."""
     target = Target.from_model(tiny_llama(vocab_size=512, context=256, num_hidden_layers=6))
     length, width = 200, target.hidden_size
     ids = torch.arange(length)[None]
     batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
-    head = kind.for_target(target, None if kind is Eagle else torch.arange(64), ttt_steps=steps)
+    options = options if kind is Eagle3 else {}
+    head = kind.for_target(target, None if kind is Eagle else torch.arange(64), ttt_steps=steps, **options)
     features = features_of(head, batch)
     with CountedFlops() as counted:
         head.training_loss(batch, features, target).loss.backward()
-    attention = steps * 6.0 * width * length
+    attention = head.num_layers * steps * 6.0 * width * length
     forward, backward = head.training_flops(length)
     teacher = 2 * 512 * width * length
     attending = ("bmm", "causal_attention", "causal_attention_backward")  # the first: a position's own keys
@@ -199,16 +203,31 @@ def test_flops_are_those_that_a_step_takes(kind, steps):
     assert backward > forward > attention / 3
 
 
+def test_a_window_costs_what_it_sees(target):
+    whole, windowed = (Eagle3.for_target(target, sliding_window=window) for window in (None, 50))
+    assert whole.training_flops(100) == windowed.training_flops(100)
+    assert sum(whole.training_flops(100)) == sum(windowed.training_flops(1000))
+
+
 @pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Eagle, {}),
+        (Eagle3, {}),
+        (Eagle3, {"num_layers": 2, "own_embedding": True}),
+        (Eagle3, {"qk_norm": True, "norm_before_fc": True}),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("wide", [{"hidden_size": 512}, {"intermediate_size": 1024}, {"head_dim": 128}], ids=str)
-def test_activation_bytes_are_what_backward_keeps(kind, steps, wide):
+def test_activation_bytes_are_what_backward_keeps(kind, options, steps, wide):
     """In bf16, where one of the three parts of the estimate outweighs the others."""
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 8}
     target = Target.from_model(tiny_llama(vocab_size=256, context=256, num_hidden_layers=6, **sizes | wide).bfloat16())
     ids = torch.arange(200)[None]
     batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
-    head = kind.for_target(target, ttt_steps=steps).bfloat16()
+    head = kind.for_target(target, ttt_steps=steps, **options).bfloat16()
     features = features_of(head, batch)
     weights = {each.untyped_storage().data_ptr() for each in (*head.parameters(), target.embedding_weight)}
     kept = {}  # by storage: alive, so that none is counted for another

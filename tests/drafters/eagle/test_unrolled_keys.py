@@ -21,7 +21,7 @@ def batch_of(lengths, learned):
     return Batch(*(each[None] for each in (torch.arange(sum(lengths)), positions, documents, learned)))
 
 
-def dense(queries, keys, values, rows):
+def dense(queries, keys, values, rows, window):
     """Every step's queries against every step's keys under one explicit mask; ``[R, heads, d]`` per step."""
     groups = HQ // HK
     key = torch.cat(keys).repeat_interleave(groups, dim=1)  # [S*R, Hq, d]
@@ -31,6 +31,7 @@ def dense(queries, keys, values, rows):
     starts = torch.tensor([0] * 9 + [9] * 5 + [14] * 9)
     for step, asking in enumerate(rows):
         causal = (index <= asking[:, None]) & (index >= starts[asking][:, None])
+        causal &= index > asking[:, None] + step - window
         own = index == asking[:, None]
         mask = torch.cat([causal] + [own] * step + [torch.zeros_like(own)] * (S - 1 - step), dim=1)
         scores = torch.einsum("nhd,khd->hnk", queries[step][asking], key) * D**-0.5
@@ -39,8 +40,9 @@ def dense(queries, keys, values, rows):
     return outputs
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("from_the_start", [True, False])
-def test_equals_a_dense_mask_with_gradients(from_the_start):
+def test_equals_a_dense_mask_with_gradients(from_the_start, window):
     g = torch.Generator().manual_seed(0)
 
     def tensors(heads):
@@ -56,12 +58,12 @@ def test_equals_a_dense_mask_with_gradients(from_the_start):
     for kept in ([0, 1, -2, -1], [0, 2], [1]):
         rows.append(rows[-1][kept])
 
-    attention = UnrolledKeys(aligned.documents, rows[0])
+    attention = UnrolledKeys(aligned.documents, rows[0], window)
     ours = [attention(queries[0][rows[0]], keys[0], values[0])]
     for step in range(1, S):
         attention.narrow(torch.searchsorted(rows[step - 1], rows[step]))
         ours.append(attention(queries[step][rows[step]], keys[step][rows[step]], values[step][rows[step]]))
-    expected = dense(queries, keys, values, rows)
+    expected = dense(queries, keys, values, rows, window or R)
     for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -70,6 +72,17 @@ def test_equals_a_dense_mask_with_gradients(from_the_start):
     theirs = torch.autograd.grad(sum((o * w).sum() for o, w in zip(expected, weights, strict=True)), leaves)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_of_a_window_that_hides_nothing_there_is_none():
+    aligned = align(batch_of(LENGTHS, torch.ones(R, dtype=torch.bool)), 2)
+    windows = []
+    for sliding_window in (None, 10, 9, 5):
+        attention = UnrolledKeys(aligned.documents, aligned.supervised[0], sliding_window)
+        windows.append([attention.window])
+        attention.narrow(torch.searchsorted(*aligned.supervised))
+        windows[-1].append(attention.window)
+    assert windows == [[0, 0], [0, 0], [0, 8], [5, 4]]
 
 
 def test_under_autocast_all_is_of_the_values_dtype():

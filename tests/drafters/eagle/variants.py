@@ -12,6 +12,11 @@ VARIANTS = {
     "third, fc_norm": (Eagle3, {"fc_norm": True}),
     "third, norm_output": (Eagle3, {"norm_output": True}),
     "third, both": (Eagle3, {"fc_norm": True, "norm_output": True}),
+    "third, speculators": (Eagle3, {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True}),
+    "third, qwen3": (Eagle3, {"qk_norm": True, "layers": (1, 2, 3, 5)}),
+    "third, layers": (Eagle3, {"num_layers": 3, "norm_before_residual": True, "attention_bias": True}),
+    "third, window": (Eagle3, {"sliding_window": 5}),
+    "third, window, layers": (Eagle3, {"sliding_window": 6, "num_layers": 2, "own_embedding": True}),
 }
 
 
