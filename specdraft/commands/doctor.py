@@ -14,6 +14,7 @@ FAULTS = 1  # exit status
 def main(config: DictConfig) -> None:
     """Load the drafter as it is served, and its target; print a finding per check."""
     # Imported here so that --help answers at once.
+    from specdraft.data.prompts import usual_benchmark
     from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
     from specdraft.doctor.checks import is_checkpoint
     from specdraft.drafters.checkpoint import read_config
@@ -21,13 +22,13 @@ def main(config: DictConfig) -> None:
 
     if config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a run, a drafter, or an exported EAGLE-3 head")
+    recorded = read_config(config.checkpoint) if is_checkpoint(config.checkpoint) else {}
     if config.target.name is None:
-        if not is_checkpoint(config.checkpoint):
+        if not recorded:
             found = f"{config.checkpoint} is an engine's and names no target"
             raise UserError(f"{found}: expected target.name=... beside it")
-        recorded = read_config(config.checkpoint)["target"]
-        config.target.name, config.target.revision = recorded["name"], recorded["revision"]
-    prompts = load_prompts(config.traffic, config.limit)
+        config.target.name, config.target.revision = recorded["target"]["name"], recorded["target"]["revision"]
+    prompts = load_prompts(config.traffic or usual_benchmark(recorded), config.limit)
     loaded = LoadedDrafter.load(config.checkpoint, build(config.target))
     findings = run_checks(loaded, prompts, Serving(**config.serving), config.max_new_tokens)
     print(report(findings))

@@ -15,6 +15,7 @@ def main(config: DictConfig) -> None:
     # Imported here so that --help answers at once.
     import torch
 
+    from specdraft.data.prompts import usual_benchmark
     from specdraft.drafters.checkpoint import check_target, find, load_drafter
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.evaluation.report.charts import check_png, write_png
@@ -31,6 +32,7 @@ def main(config: DictConfig) -> None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
     cost = None if config.cost_model is None else CostSettings(**config.cost_model)
+    config.benchmark = config.benchmark or usual_benchmark(trained)
     prompts = load_prompts(config.benchmark, config.limit)
 
     if config.target.name is None:

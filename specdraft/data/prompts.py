@@ -1,9 +1,9 @@
-"""Benchmark prompts: held-out functions of the standard library, or a user's JSON Lines file.
+"""Benchmark prompts: held-out functions of the standard library, a chat's of ten kinds, or a user's JSON Lines file.
 
 Everything that can be wrong with a prompt is found before the first one is decoded."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import prompt_ids
 from specdraft.errors import UserError
 
-STDLIB = "python-stdlib"
-STDLIB_LIMIT = 40
+STDLIB, CHAT = "python-stdlib", "chat"
+_CHAT = Path(__file__).parents[1] / "embedded" / "chat.jsonl"  # 40 prompts of 10 categories, in turns
+STDLIB_LIMIT, CHAT_LIMIT = 40, 10
 ALL = sys.maxsize
 _FORMS = 'one of "prompt" (text), "messages" (list of {"role", "content"}) or "turns" (list of texts)'
 
@@ -34,17 +35,20 @@ class Prompt:
 
 
 def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
-    """The prompts of ``python-stdlib`` or of a ``.jsonl`` file, at most ``limit`` (default: 40, or the whole file).
+    """The prompts of ``python-stdlib``, of ``chat`` or of a ``.jsonl`` file, at most ``limit`` (default: 40 and 10 of
+    them, all of a file).
     Raises UserError for an unknown benchmark and for a missing, empty or malformed file."""
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}: expected a positive number of prompts")
     if benchmark == STDLIB:
         found = PythonStdlib().prompts("test", limit or STDLIB_LIMIT)
         return [Prompt(c.id, c.category, c.prompt_messages, (), f"{STDLIB} {c.id}") for c in found]
-    if not benchmark.endswith((".jsonl", ".json")):
-        raise UserError(f"the benchmark {benchmark!r} is unknown: expected {STDLIB} or the path of a .jsonl file")
+    if benchmark != CHAT and not benchmark.endswith((".jsonl", ".json")):
+        raise UserError(
+            f"the benchmark {benchmark!r} is unknown: expected {STDLIB}, {CHAT} or the path of a .jsonl file"
+        )
     try:
-        prompts = [_prompt(record) for record in read_lines(Path(benchmark))]
+        prompts = [_prompt(record) for record in read_lines(_CHAT if benchmark == CHAT else Path(benchmark))]
     except FileNotFoundError:
         raise UserError(f"the prompts file {benchmark} does not exist: check the path of benchmark=") from None
     except OSError as error:
@@ -52,7 +56,13 @@ def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
         raise UserError(f"{said}: expected JSON Lines") from error
     if not prompts:
         raise UserError(f"the prompts file {benchmark} is empty: expected one JSON object a line with {_FORMS}")
-    return prompts[:limit]
+    return prompts[: limit or (CHAT_LIMIT if benchmark == CHAT else None)]
+
+
+def usual_benchmark(checkpoint: Mapping[str, Any]) -> str:
+    """The benchmark of the kind that a drafter learned from, by its checkpoint's configuration."""
+    source = checkpoint.get("extra", {}).get("data", {}).get("source", PythonStdlib.name)
+    return STDLIB if source == PythonStdlib.name else CHAT
 
 
 def benchmark_questions(benchmark: str, own: str | None = None) -> list[str]:

@@ -36,7 +36,8 @@ class Documents(NamedTuple):
 class Alignment(NamedTuple):
     """tokens: ``[R + S]`` flat ids (padded). positions: ``[R]`` rotary positions, all below ``length``. supervised: per
     step the ascending positions ``[n_s]`` to learn from, a subset of the step before. counts: how many they are, before
-    some were drawn."""
+    some were drawn. Where documents count alike, counts are the documents that have any, and shares ``[n_s]`` one over
+    the positions that a position's document has; else shares are None."""
 
     tokens: Tensor
     positions: Tensor
@@ -44,11 +45,12 @@ class Alignment(NamedTuple):
     documents: Documents
     supervised: list[Tensor]
     counts: list[int]
+    shares: list[Tensor] | None
 
 
-def count_supervised(batch: Batch, num_steps: int) -> Tensor:
-    """How many positions are supervised at each step, ``[num_steps]``."""
-    return torch.tensor(align(batch, num_steps).counts)
+def count_supervised(batch: Batch, num_steps: int, by_document: bool = False) -> Tensor:
+    """How many positions are supervised at each step, ``[num_steps]``, or documents that have such."""
+    return torch.tensor(align(batch, num_steps, by_document=by_document).counts)
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,17 @@ class StepDecay:
         return self.base**step if self.sampled else 1.0
 
 
-def align(batch: Batch, num_steps: int, decay: StepDecay = StepDecay(1.0)) -> Alignment:  # it is frozen
+def align(
+    batch: Batch,
+    num_steps: int,
+    decay: StepDecay = StepDecay(1.0),  # it is frozen
+    by_document: bool = False,
+) -> Alignment:
     """Align a batch for ``num_steps`` steps.
     Position r is supervised at step s if tokens r+1 .. r+2+s are all to be learned and of r's own document: r+1 because
     a draft only ever starts after a token that the target emitted, the rest because drafting has gone on until there.
     decay: where it samples, torch's own generator draws once per position, as for dropout, so that a step's positions
-    are among those of the step before.
+    are among those of the step before. by_document: every document counts alike, however long, not every position.
     """
     size, width = batch.input_ids.numel(), batch.document_ids.shape[1]
     device = batch.input_ids.device
@@ -98,16 +105,21 @@ def align(batch: Batch, num_steps: int, decay: StepDecay = StepDecay(1.0)) -> Al
         return learned[there] & (document[there] == document[:size])
 
     alive, chance = follows(1), torch.rand(size) if decay.sampled else torch.zeros(size)  # in [0, 1)
-    supervised, counts = [], []
+    supervised, counts, shares = [], [], []
     for step in range(num_steps):
         alive = alive & follows(2 + step)
         supervised.append((alive & (chance < decay.share(step))).nonzero()[:, 0])
-        counts.append(int(alive.sum()))
+        own = number[alive].bincount()  # positions of each document
+        counts.append(int(own.count_nonzero() if by_document else own.sum()))
+        shares.append(1 / own[number[supervised[-1]]].double())
     tokens = torch.cat([batch.input_ids.flatten(), batch.input_ids.new_zeros(num_steps)])
     # Where nothing is to be learned one position is read and not counted: under ZeRO-3 all ranks call the same modules.
     documents = _documents(begins, supervised[0] if counts[0] else index[:1], device)
-    there = torch.cat(supervised).to(device).split([len(each) for each in supervised])
-    return Alignment(tokens, batch.position_ids.flatten(), int(positions.max()) + 1, documents, list(there), counts)
+    sizes = [len(each) for each in supervised]
+    there = list(torch.cat(supervised).to(device).split(sizes))
+    split = list(torch.cat(shares).to(device).split(sizes)) if by_document else None
+    length = int(positions.max()) + 1
+    return Alignment(tokens, batch.position_ids.flatten(), length, documents, there, counts, split)
 
 
 def _documents(begins: Tensor, queries: Tensor, device: torch.device) -> Documents:

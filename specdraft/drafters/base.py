@@ -36,6 +36,9 @@ class Drafter(nn.Module, ABC):
     reads_every_last: ClassVar[bool] = True
     """Whether training reads every last hidden state, not only those before a token to be learned."""
 
+    progress: float = 1.0
+    """The share of its training that is done, told before each step: some of them change with it."""
+
     compiled: bool = False
     """Whether training compiles what it repeats, where the drafter has such a part."""
 
@@ -68,9 +71,11 @@ class Drafter(nn.Module, ABC):
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """FLOPs per token of a training step, (forward, backward), if every position is supervised: an estimate from
-        the trained matrices, each used once. Drafters that unroll or attend say more."""
-        matrices = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim == 2)
-        return 2.0 * matrices, 4.0 * matrices
+        the matrices, each used once. Drafters that unroll or attend say more."""
+        matrices = [parameter for parameter in self.parameters() if parameter.ndim == 2]
+        used = sum(matrix.numel() for matrix in matrices)
+        trained = sum(matrix.numel() for matrix in matrices if matrix.requires_grad)
+        return 2.0 * used, 2.0 * used + 2.0 * trained
 
     def activation_bytes(self, tokens: int, element: int) -> float:
         """Bytes that a training step on ``tokens`` tokens keeps for backward, ``element`` bytes a number, the loss left

@@ -24,6 +24,7 @@ from specdraft.decoding.shapes import ForcedPath, Shape
 from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.alignment import StepDecay, align, count_supervised
 from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
+from specdraft.drafters.confidence import check_smoothing, weigh_by_confidence
 from specdraft.drafters.draft_tree_builder import Level
 from specdraft.drafters.drafting import LevelDrafting
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
@@ -62,7 +63,9 @@ class Heads(DraftVocabulary, Drafter):
     the vocabulary is pruned."""
 
     target: Target
-    training_options = frozenset({"head_decay", "sample_positions", "divergence"})
+    training_options = frozenset(
+        {"head_decay", "sample_positions", "sequence_mean", "confidence_smoothing", "divergence"}
+    )
     reads_every_last = False
 
     reads_path: ClassVar[bool]
@@ -77,12 +80,15 @@ class Heads(DraftVocabulary, Drafter):
         num_layers: int = 1,
         head_decay: float = 0.8,
         sample_positions: bool = False,
+        sequence_mean: bool = False,
+        confidence_smoothing: float | None = None,
         divergence: str | dict[str, Any] = "forward_kl",
     ) -> None:
         """Build with zero blocks and random projections to ids 0..Vd-1 (until ``set_draft_vocabulary``). Head i weighs
-        ``head_decay**i`` in the loss, or learns from such a share of the positions (``sample_positions``). Raises
-        UserError for no head or layer, an unknown divergence, a decay that cannot be sampled, or a draft vocabulary
-        larger than the vocabulary."""
+        ``head_decay**i`` in the loss, or learns from such a share of the positions (``sample_positions``), or weighs
+        what the draft's confidence says (``confidence_smoothing``, see ``confidence.py``). ``sequence_mean``: documents
+        count alike, not positions. Raises UserError for no head or layer, an unknown divergence, a decay that cannot be
+        sampled, no such smoothing, or a draft vocabulary larger than the vocabulary."""
         arguments = constructor_arguments(locals())
         super().__init__()
         for name, value in (("num_heads", num_heads), ("num_layers", num_layers)):
@@ -90,7 +96,9 @@ class Heads(DraftVocabulary, Drafter):
                 raise UserError(f"{name} is {value}: expected at least 1")
         self._arguments = arguments
         self.hidden_size, self.num_heads = hidden_size, num_heads
+        check_smoothing(confidence_smoothing, sample_positions)
         self.decay = StepDecay(head_decay, sample_positions)
+        self.sequence_mean, self.confidence_smoothing = sequence_mean, confidence_smoothing
         self.divergence = find_divergence(divergence)
         self.decoding_pass = Compilable(self._logits, type(self).__name__)
         self.register_vocabulary(vocab_size, draft_vocab_size, persistent=draft_vocab_size < vocab_size)
@@ -124,7 +132,7 @@ class Heads(DraftVocabulary, Drafter):
 
     def count_supervised(self, batch: Batch) -> Tensor:
         """Of every head."""
-        return count_supervised(batch, self.num_heads)
+        return count_supervised(batch, self.num_heads, self.sequence_mean)
 
     def training_loss(
         self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
@@ -134,7 +142,7 @@ class Heads(DraftVocabulary, Drafter):
         target's distribution at r+1+i."""
         self.bind(target)
         decay = self.decay if self.training else StepDecay(self.decay.base)
-        alignment = align(batch, self.num_heads, decay)
+        alignment = align(batch, self.num_heads, decay, self.sequence_mean)
         last = features.last.flatten(0, 1)  # [R, H]
         since = torch.arange(1, 1 + self.num_heads, device=last.device)
         steps = []
@@ -142,11 +150,19 @@ class Heads(DraftVocabulary, Drafter):
             path = alignment.tokens[at[:, None] + since[: head + 1]]  # [n, head + 1]
             hidden = self.hidden(head, last[at].to(self.dtype), path)  # [n, H]
             total = alignment.counts[head] if totals is None else totals[head]
-            steps.append(Step(hidden, at + 1 + head, decay.weight(head), head, total))
+            shares = None if alignment.shares is None else alignment.shares[head]
+            steps.append(Step(hidden, at + 1 + head, decay.weight(head), head, total, shares))
         labels = alignment.tokens[1 : 1 + len(last)]
         teacher = Teacher(last, target.logits, self.vocabulary.ids, labels)
         projections = cast("list[DraftHead]", list(self.lm_heads))
-        return call_with_weights(projections, lambda weights: objective(weights, teacher, steps, self.divergence))
+
+        def loss(weights: list[Tensor]) -> TrainingLoss:
+            weighed = steps
+            if self.confidence_smoothing is not None:
+                weighed = weigh_by_confidence(weights, teacher, steps, self.confidence_smoothing)
+            return objective(weights, teacher, weighed, self.divergence)
+
+        return call_with_weights(projections, loss)
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """The matrices of each head, for its share of the positions."""

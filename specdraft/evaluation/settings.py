@@ -30,8 +30,8 @@ class EvaluationSettings:
     ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
     under test. ``num_draft_tokens`` "auto" is for every trained drafter and temperature the chain, of at most 8 tokens,
     that a sample of the prompts and the times of its steps promise most of. ``rule`` verifies above temperature 0.
-    ``drafting`` is how drafts are made there: "sampled" from the draft's distribution, "greedy" (its most likely tokens,
-    verified as point masses), or "engine", as the engine does that the evaluation is for."""
+    ``drafting`` is how drafts are made there: "sampled" from the draft's distribution, "greedy" (its most likely
+    tokens, verified as point masses), or "engine", as the engine does that the evaluation is for."""
 
     num_draft_tokens: int | str = 5
     shape: "Shape | Callable[[Drafter, Target], Shape] | None" = None

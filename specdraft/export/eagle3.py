@@ -166,10 +166,10 @@ def validate(config: Mapping[str, Any], tensors: Mapping[str, Tensor], num_targe
     """Check all that engines do not check. Raises UserError that names the first fault.
     ``num_target_layers`` bounds the layer ids from above where the checkpoint records it."""
     layers, draft, whole = config[LAYERS], config["draft_vocab_size"], config["vocab_size"]
-    last = num_target_layers - 1 if num_target_layers else None
-    if not layers or layers != sorted(set(layers)) or layers[0] < 1 or (last is not None and layers[-1] > last):
+    last = num_target_layers
+    if not layers or layers != sorted(set(layers)) or layers[0] < 1 or (last and layers[-1] > last):
         raise UserError(
-            f"auxiliary layers are {layers}: expected ascending, distinct numbers from 1 to {last or 'L-1'}, "
+            f"auxiliary layers are {layers}: expected ascending, distinct numbers from 1 to {last or 'L'}, "
             "because engines sort and deduplicate them; train with such layers"
         )
     check_config(config, SIZES)
@@ -181,6 +181,14 @@ def validate(config: Mapping[str, Any], tensors: Mapping[str, Tensor], num_targe
     check_tensors("an EAGLE-3 head", tensors, shapes, config["torch_dtype"], integers)
     if integers:
         _validate_draft_vocabulary(tensors["d2t"], tensors["t2d"])
+
+
+def refuse_last_layer(layout: Layout, target: Mapping[str, Any], engine: str) -> None:
+    """Raises UserError where ``engine`` would be asked for the output of the target's last layer."""
+    layers, last = layout.config[LAYERS], target.get("num_hidden_layers")
+    if last is not None and layers[-1] == last:
+        wrong = f"the head reads the target's layers {layers}, and {engine} does not hand out the last one, {last}"
+        raise UserError(f"{wrong}: expected layers below it; train with such model.drafter.layers, or export for vllm")
 
 
 def check_config(config: Mapping[str, Any], sizes: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from specdraft.export import eagle3
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout
 
@@ -22,8 +23,11 @@ class SGLang(Engine):
     )
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
-        """As it is, except for EAGLE-1: SGLang has its own name for it, and a bias that stays random if left out."""
+        """As it is, except for EAGLE-1: SGLang has its own name for it, and a bias that stays random if left out.
+        Raises UserError for a head that reads the last layer's output, as SGLang captures what goes into layers."""
         layout = super().accept(layout, target, directory)
+        if layout.family == "eagle3":
+            eagle3.refuse_last_layer(layout, target, "SGLang")
         if layout.family != "eagle":
             return layout
         config = layout.config | {"architectures": ["LlamaForCausalLMEagle"]}

@@ -50,18 +50,26 @@ class Step:
     """One drafting step: the inputs ``hidden [n, H]`` of the projection, the ascending ``positions [n]`` whose
     distribution they are to match, the ``weight`` of the step's mean in the loss, and which ``head`` projects it.
     ``total`` is what the sum over positions is divided by to make that mean, where they are part of a larger batch;
-    None is their own number."""
+    None is their own number. ``shares [n]`` is what each counts in that sum, without a gradient; None is one each."""
 
     hidden: Tensor
     positions: Tensor
     weight: float
     head: int = 0
     total: float | None = None
+    shares: Tensor | None = None
 
     @property
     def scale(self) -> float:
-        """What one position counts in the loss."""
+        """What a position whose share is one counts in the loss."""
         return self.weight / (self.total or max(1, len(self.positions)))
+
+    def shared(self, values: Tensor, low: int = 0, high: int | None = None) -> Tensor:
+        """Values ``[c, ...]`` of the positions from ``low`` to ``high``, times their shares."""
+        if self.shares is None:
+            return values
+        shares = self.shares[low:high].to(values.dtype)
+        return values * shares.view(-1, *[1] * (values.ndim - 1))
 
 
 class FrozenHead(NamedTuple):
@@ -78,14 +86,19 @@ Head = Tensor | FrozenHead
 
 @dataclass
 class StepResult:
-    """Sums over a step's n positions. ``alpha_sum``: sum of min(p, q) with p over the full vocabulary, the expected
-    acceptance of a sampled draft token. ``mass_sum``: of what p gives to the draft vocabulary. ``matched [n]`` bool:
-    the draft's best token is the target's best token."""
+    """Of a step's n positions, whatever their shares. ``loss_sum``: of the divergence. ``alpha [n]``: sum of min(p, q)
+    with p over the full vocabulary, the expected acceptance of a sampled draft token. ``mass_sum``: of what p gives to
+    the draft vocabulary. ``matched [n]`` bool: the draft's best token is the target's best token."""
 
     loss_sum: Tensor
-    alpha_sum: Tensor
+    alpha: Tensor
     mass_sum: Tensor
     matched: Tensor
+
+    @property
+    def alpha_sum(self) -> Tensor:
+        """Of all positions."""
+        return self.alpha.sum()
 
 
 def distillation_loss(
@@ -95,10 +108,11 @@ def distillation_loss(
     divergence: Divergence = forward_kl,
     size: int | None = None,
 ) -> tuple[Tensor, list[StepResult]]:
-    """Sum over steps of ``step.weight`` times the mean divergence of its positions (none: zero); differentiable in the
-    steps' hidden states and in ``weight [Vd, H]``, or in one of that shape per head. What is frozen costs no gradient.
-    Products take their operands in autocast's dtype and are summed in fp32; ``size`` is the positions of a window, by
-    default what suits the device. See ``tests/losses/reference.py`` for the same in a few lines."""
+    """Sum over steps of ``step.weight`` times the mean divergence of its positions (none: zero), each times its share;
+    differentiable in the steps' hidden states and in ``weight [Vd, H]``, or in one of that shape per head. What is
+    frozen costs no gradient. Products take their operands in autocast's dtype and are summed in fp32; ``size`` is the
+    positions of a window, by default what suits the device. See ``tests/losses/reference.py`` for the same in a few
+    lines."""
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
     tensors = [*weights, *(step.hidden for step in steps)]
     if not torch.is_grad_enabled():  # a validation: autograd would ask for gradients all the same
@@ -165,23 +179,25 @@ class _ChunkedDistillation(torch.autograd.Function):
                     if grad_hidden is not None:
                         grad_hidden[low:high] = product(compared.grad, head.T)
                     if grad_weight is not None:
-                        _add_product(grad_weight, compared.grad, h, step.scale)
+                        _add_product(grad_weight, compared.grad, step.shared(h, low, high), step.scale)
                 draft.append((compared.values, compared.alpha, compared.drafted))
         best, mass = (torch.cat(column) for column in zip(*targets, strict=True))
-        for chunks, ranks in zip(drafts, windows.ranks, strict=True):
+        means = []
+        for step, chunks, ranks in zip(steps, drafts, windows.ranks, strict=True):
             values, alpha, drafted = (torch.cat(column) for column in zip(*chunks, strict=True))
             drafted = drafted if teacher.draft_ids is None else teacher.draft_ids[drafted]
-            results.append(StepResult(values.sum(), alpha.sum(), mass[ranks].sum(), drafted == best[ranks]))
+            results.append(StepResult(values.sum(), alpha, mass[ranks].sum(), drafted == best[ranks]))
+            means.append(step.shared(values).sum() * step.scale)
         rounded = [
             gradient.to(head.dtype) if isinstance(head, Tensor) and gradient is not None else None
             for gradient, head in zip(grad_weights, heads, strict=True)
         ]
-        for step, gradient in zip(steps, grad_hiddens, strict=True):
-            if gradient is not None:
-                gradient.mul_(step.scale)
-        ctx.save_for_backward(*rounded, *grad_hiddens)
-        means = (result.loss_sum * step.scale for step, result in zip(steps, results, strict=True))
-        return torch.stack(list(means)).sum()
+        shared = [
+            None if gradient is None else step.shared(gradient).mul_(step.scale)
+            for step, gradient in zip(steps, grad_hiddens, strict=True)
+        ]
+        ctx.save_for_backward(*rounded, *shared)
+        return torch.stack(means).sum()
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:

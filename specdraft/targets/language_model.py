@@ -6,7 +6,8 @@ A model is never re-implemented: hidden states come from hooks on its own layers
 head. ``check_logits`` compares them with the model's own, so that an architecture with a scale we do not know of is
 refused instead of teaching or drafting the wrong distribution.
 
-Layer k means "the hidden state after k decoder layers", transformers' ``hidden_states[k]`` and vLLM's convention."""
+Layer k means "the hidden state after k decoder layers", transformers' ``hidden_states[k]`` and vLLM's convention; layer
+L is the last one's output before the final norm, where transformers has the state after it."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -173,21 +174,25 @@ class LanguageModel:
         arguments = ids, positions, masks, cache, tuple(layers)
         if not held or not is_active():
             return Features(*self._forward(*arguments))
-        with self._experts_in_graphs():
+        with self._made_for_graphs():
             return Features(*self._compilable(ids.shape[1], *arguments))
 
     @contextmanager
-    def _experts_in_graphs(self) -> Iterator[None]:
+    def _made_for_graphs(self) -> Iterator[None]:
         """Inside, a mixture of experts does not visit one expert after the other, which no graph can hold; gathering
-        the experts of every token would take too much memory for a prompt."""
-        before = getattr(self.config, "_experts_implementation", None)
-        if before == "eager":
-            self.config._experts_implementation = "batched_mm"
+        the experts of every token would take too much memory for a prompt. And transformers leaves the last layer's
+        output among the hidden states as it is, before the final norm."""
+        config = self.decoder.config
+        experts, tied = (getattr(config, name, None) for name in ("_experts_implementation", "tie_last_hidden_states"))
+        if experts == "eager":
+            config._experts_implementation = "batched_mm"
+        config.tie_last_hidden_states = False
         try:
             yield
         finally:
-            if before == "eager":
-                self.config._experts_implementation = before
+            config.tie_last_hidden_states = tied
+            if experts == "eager":
+                config._experts_implementation = experts
 
     @functools.cached_property
     def _compilable(self) -> Compilable:

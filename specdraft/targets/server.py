@@ -1,6 +1,7 @@
 """Hidden states from a running vLLM server, which leaves them in files that this process can open too.
 
-B = sequences, T = tokens in a sequence, n = tokens of a document, a = layers, L = all layers, H = hidden size.
+B = sequences, T = tokens in a sequence, n = tokens of a document, a = layers, L = all layers, e = extracted ones, H =
+hidden size.
 
 The server extracts the drafter's layers and layer L. vLLM numbers layers as we do, "after k layers", and its layer L is
 the hidden state before the final norm: the norm is applied here, by the target's own module. A packed sequence
@@ -32,8 +33,8 @@ _SAME_FP32, _SAME = 1e-3, 5e-2
 
 
 def extracted(target: LanguageModel, layers: Sequence[int]) -> list[int]:
-    """The layers that vLLM has to extract, ascending: the drafter's, and the last one."""
-    return [*layers, target.num_layers]
+    """The layers that vLLM has to extract, ascending: the drafter's, and the last one, which may be among them."""
+    return sorted({*layers, target.num_layers})
 
 
 class Server:
@@ -81,20 +82,20 @@ class Connection:
         return self.finish(self.read(input_ids, position_ids))
 
     def read(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """What the servers extract of packed sequences, ``[B, T, a+1, H]`` on the CPU, their documents read side by
-        side; any thread may ask. Raises UserError."""
+        """What the servers extract of packed sequences, ``[B, T, e, H]`` on the CPU, their documents read side by side;
+        any thread may ask. Raises UserError."""
         begins = (position_ids.flatten() == 0).nonzero().flatten()
         documents = [ids.tolist() for ids in input_ids.flatten().tensor_split(begins[1:].cpu())]
         with self._one:
             by_number = dict(self.clients.each(self._states, documents))
-        found = torch.cat([by_number[number] for number in range(len(documents))])  # [B*T, a+1, H]
+        found = torch.cat([by_number[number] for number in range(len(documents))])  # [B*T, e, H]
         return found.unflatten(0, input_ids.shape)
 
     def finish(self, states: Tensor) -> Features:
         """Features ``[B, T, ...]`` of what ``read`` gave, on the target's device."""
         on_gpu = self.target.device.type == "cuda"  # where copies from pinned memory need no waiting
         states = states.to(self.target.device, non_blocking=on_gpu).to(self.target.dtype)
-        return Features(states[..., :-1, :].flatten(-2), self.target.norm(states[..., -1, :]))
+        return Features(states[..., : len(self.layers), :].flatten(-2), self.target.norm(states[..., -1, :]))
 
     @torch.inference_mode()
     def check(self, client: HttpClient) -> None:
@@ -120,7 +121,7 @@ class Connection:
             )
 
     def _states(self, client: HttpClient, ids: list[int]) -> Tensor:
-        """What the server extracts of a document, ``[n, a+1, H]``."""
+        """What the server extracts of a document, ``[n, e, H]``."""
         body = {"model": self.models[client], "prompt": ids, "max_tokens": 1, "temperature": 0.0}
         answer = client.request("POST", "/completions", body, lambda answer: answer.get("kv_transfer_params"))
         path = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
@@ -128,12 +129,13 @@ class Connection:
             wanted = "vLLM with the method extract_hidden_states and its connector; docs/store.md says how to start it"
             raise UserError(f"the server {client.url} sends no hidden states: expected {wanted}")
         tensors = take(Path(path), client)
-        states, expected = tensors["hidden_states"], (len(self.layers) + 1, self.target.hidden_size)
-        if tensors["token_ids"].tolist() != ids or states.shape[1:] != expected or len(states) != len(ids):
+        states, layers = tensors["hidden_states"], extracted(self.target, self.layers)
+        expected = [len(ids), len(layers), self.target.hidden_size]
+        if tensors["token_ids"].tolist() != ids or list(states.shape) != expected:
             raise UserError(
                 f"the server {client.url} extracts hidden states of shape {list(states.shape)} for "
-                f"{len(ids)} tokens: expected {[len(ids), *expected]}, of layers "
-                f"{extracted(self.target, self.layers)}; start it with those, as docs/store.md says"
+                f"{len(ids)} tokens: expected {expected}, of layers {layers}; start it with those, as docs/store.md "
+                "says"
             )
         return states
 

@@ -171,10 +171,11 @@ class Target(LanguageModel):
         return (1, self.num_layers // 2, self.num_layers - 1)
 
     def check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """``layers`` as a tuple. Raises UserError unless sorted, distinct and within 1..L-1: vLLM and TensorRT-LLM sort
-        and deduplicate the ids, so any other order would be served wrongly."""
+        """``layers`` as a tuple. Raises UserError unless sorted, distinct and within 1..L: vLLM and TensorRT-LLM sort
+        and deduplicate the ids, so any other order would be served wrongly. L, the last layer's output before the final
+        norm, is not handed out by every engine."""
         checked = tuple(int(layer) for layer in layers)
-        if list(checked) != sorted(set(checked)) or any(not 1 <= k < self.num_layers for k in checked):
-            wanted = f"ascending, distinct numbers from 1 to {self.num_layers - 1}"
+        if list(checked) != sorted(set(checked)) or any(not 1 <= k <= self.num_layers for k in checked):
+            wanted = f"ascending, distinct numbers from 1 to {self.num_layers}"
             raise UserError(f"auxiliary layers are {list(checked)}: expected {wanted}")
         return checked

@@ -100,8 +100,11 @@ class DrafterModule(LightningModule):
         more = () if totals is None else (totals,)
         result = self.drafter.training_loss(batch, features, self.target, *more)
         counts = {**result.metrics, "tokens_total": (batch.document_ids >= 0).sum()}
-        # The loss is a mean over supervised positions; a batch without one weighs nothing.
-        positions = result.loss.new_tensor(totals[0]) if totals else counts.get("step_0/total", torch.zeros(()))
+        # The loss is a mean over what the drafter counts, positions mostly; a batch without any weighs nothing.
+        counted = self.drafter.count_supervised(batch) if totals is None else totals
+        positions = counts.get("step_0/total", torch.zeros(()))
+        if counted is not None:
+            positions = result.loss.new_tensor(float(counted[0]))
         if isinstance(self.drafter, DraftVocabulary):
             missing = ~self.drafter.t2d[batch.input_ids]
             counts["out_of_vocabulary_tokens_sum"] = (missing & batch.loss_mask).sum()
@@ -137,6 +140,7 @@ class DrafterModule(LightningModule):
         self.waiting.pause()
         self.activity.beat(f"step {self.trainer.global_step + 1}")
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self.drafter.progress = min(1.0, self.trainer.global_step / max(1, self.trainer.max_steps))
             self._totals = step_totals(self.trainer, self.drafter, batch, batch_idx)
             self.step_batches, self._step_counts = [], []
 

@@ -10,6 +10,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning import seed_everything
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.entry import CONF, build
@@ -23,6 +24,7 @@ from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.planning.meta_target import target_config
 from specdraft.training.planning.plan import Plan, make_plan
 from specdraft.training.run_lock import acquire_run_lock
+from specdraft.training.schedule import NO_MUON
 
 # Lightning's own list has no public name.
 PRECISIONS = (
@@ -126,7 +128,9 @@ def engine_config(conf: Path, name: str) -> DictConfig:
 def check_before_work(config: DictConfig, directory: Path) -> Plan:
     """Raises UserError if the run cannot start: bad settings, no target, too little memory, no place to write."""
     check_settings(config)
-    build(config.strategy)  # refuses what the devices do not fit
+    strategy = build(config.strategy)  # refuses what the devices do not fit
+    if isinstance(strategy, DeepSpeedStrategy) and config.model.optimizer.name == "muon":
+        raise UserError(NO_MUON)
     make_directory(directory)
     plan = make_plan(config, target_config(config.target), "its own configuration")
     gpus = uses_gpus(config.trainer.accelerator)

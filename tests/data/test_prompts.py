@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from specdraft.data.prompts import Prompt, check_lengths, encode, load_prompts
+from specdraft.data.prompts import (
+    ALL,
+    Prompt,
+    benchmark_questions,
+    check_lengths,
+    encode,
+    load_prompts,
+    usual_benchmark,
+)
 from specdraft.data.sources import stdlib
 from specdraft.errors import UserError
 
@@ -134,3 +142,21 @@ def test_stdlib_prompts_are_held_out_functions():
         assert prompt.opening[0]["role"] == "user" and "def " in prompt.opening[0]["content"]
     assert load_prompts("python-stdlib", limit=10) == prompts[:10]
     assert len(load_prompts("python-stdlib")) == 40
+
+
+def test_chat_has_a_prompt_of_each_kind_before_a_second_of_any():
+    every = load_prompts("chat", ALL)
+    assert len(every) == len({prompt.opening[-1]["content"] for prompt in every}) == 40
+    assert load_prompts("chat") == every[:10]
+    for first in range(0, 40, 10):
+        assert len({prompt.category for prompt in every[first : first + 10]}) == 10
+    assert any(prompt.follow_ups for prompt in every[:10])
+    assert len(benchmark_questions("chat")) == 43
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"), [("python-stdlib", "python-stdlib"), ("self", "chat"), (None, "python-stdlib")]
+)
+def test_the_usual_benchmark_is_of_the_kind_that_was_learned(source, expected):
+    about = {"extra": {"data": {"source": source}}} if source else {}
+    assert usual_benchmark(about) == expected

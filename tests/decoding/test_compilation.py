@@ -18,6 +18,7 @@ from tests.fakes import random_prompts, tiny_llama
 
 DRAFTERS = {
     "eagle3": lambda target: Eagle3.for_target(target, None, layers=(1,)),
+    "eagle3 of the last layer": lambda target: Eagle3.for_target(target, None, layers=(1, 2)),
     "eagle": lambda target: Eagle.for_target(target),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
 }

@@ -54,6 +54,32 @@ def test_supervised_padding_is_ignored():
     assert [each.tolist() for each in aligned.supervised] == [[0]]
 
 
+def test_where_documents_count_alike_the_shares_of_each_add_up_to_one():
+    # Of the first all but the prompt, of the second two, of the third nothing, of the fourth all.
+    given = batch([[7, 4], [3, 5]], [[0, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0]], 11)
+    aligned = align(given, 3, by_document=True)
+    rows = [each.tolist() for each in aligned.supervised]
+    assert rows == [[1, 2, 3, 4, 7, 8, 14, 15, 16], [1, 2, 3, 7, 14, 15], [1, 2, 14]]
+    quarters, thirds, halves = [1 / 4] * 4, [1 / 3] * 3, [1 / 2] * 2
+    expected = [[*quarters, *halves, *thirds], [*thirds, 1, *halves], [*halves, 1]]
+    for shares, wanted in zip(aligned.shares, expected, strict=True):
+        assert shares.tolist() == pytest.approx(wanted)
+    assert aligned.counts == count_supervised(given, 3, by_document=True).tolist() == [3, 3, 2]
+    plain = align(given, 3)
+    assert plain.shares is None and plain.counts == [9, 6, 3]
+
+
+def test_documents_count_alike_in_samples_too():
+    given = batch([[40, 10]], [[1] * 50], 50)
+    whole = align(given, 2, StepDecay(1.0), by_document=True)
+    torch.manual_seed(0)
+    sampled = align(given, 2, StepDecay(0.5, sampled=True), by_document=True)
+    assert sampled.counts == whole.counts == [2, 2]
+    share = dict(zip(whole.supervised[1].tolist(), whole.shares[1].tolist(), strict=True))
+    assert 0 < len(sampled.supervised[1]) < len(whole.supervised[1])
+    assert sampled.shares[1].tolist() == [share[row] for row in sampled.supervised[1].tolist()]
+
+
 def test_documents_and_their_queries():
     # Of the first all but the prompt, of the second nothing, of the third all; then padding.
     aligned = align(batch([[6, 3], [4]], [[0, 0, 0, 1, 1, 1, 0, 0, 0], [1] * 9], 9), 2)

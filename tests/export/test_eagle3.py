@@ -69,10 +69,10 @@ def test_draft_vocabulary(layout):
         validate(config, tensors | {"t2d": torch.zeros(97, dtype=torch.bool)})
 
 
-@pytest.mark.parametrize("layers", [[4, 3, 2], [2, 2, 3], [0, 2, 3], [2, 3, 7], []])
+@pytest.mark.parametrize("layers", [[4, 3, 2], [2, 2, 3], [0, 2, 3], [2, 3, 8], []])
 def test_layers(layout, layers):
     config, tensors = layout
-    with pytest.raises(UserError, match="ascending, distinct numbers from 1 to 6"):
+    with pytest.raises(UserError, match="ascending, distinct numbers from 1 to 7"):
         validate(config | {"eagle_aux_hidden_state_layer_ids": layers}, tensors, num_target_layers=7)
 
 

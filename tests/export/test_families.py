@@ -263,6 +263,14 @@ def test_vllm_is_told_of_every_option(exported):
     assert shapes(tensors).items() >= (more | {"embed_tokens.weight": (97, 32)}).items()
 
 
+@pytest.mark.parametrize("engine", [SGLang, TensorRTLLM])
+def test_only_vllm_hands_out_what_the_last_layer_gives(exported, engine):
+    config = exported(VLLM(), "eagle3", layers=[2, 7])[1]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 7] and config["num_aux_hidden_states"] == 2
+    with pytest.raises(UserError, match=r"reads the target's layers \[2, 7\], and .* not hand out the last one, 7"):
+        exported(engine(), "eagle3", layers=[2, 7])
+
+
 def test_tensorrt_llm_is_told_layers_that_count_from_0(exported):
     _, config, _, card = exported(TensorRTLLM(), "eagle3", layers=[1, 3, 6])
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 6]

@@ -77,5 +77,7 @@ def reference_loss(
             inverse = torch.full((logits.shape[-1],), -1, device=logits.device)
             inverse[ids] = torch.arange(log_q.shape[-1], device=logits.device)
             label = inverse[teacher.labels[step.positions]]
-        total = total + step.weight * formula(log_p, log_q, mass, label).mean()
+        values = formula(log_p, log_q, mass, label)  # [n]
+        values = values if step.shares is None else values * step.shares
+        total = total + step.weight * values.sum() / (step.total or len(values))
     return total

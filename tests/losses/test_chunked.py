@@ -66,6 +66,36 @@ def test_value_and_gradients_equal_the_reference(pruned, heads, name, rows_per_c
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("rows_per_chunk", [16, 1000])
+@pytest.mark.parametrize("name", ["forward_kl", "lk_hybrid"])
+def test_positions_count_as_much_as_their_shares(name, rows_per_chunk):
+    def losses(loss):
+        weights, teacher, steps = problem(pruned=True, heads=2)
+        g = torch.Generator().manual_seed(5)
+        for step in steps[1:]:  # the first has none
+            step.shares = 3 * torch.rand(len(step.positions), generator=g, dtype=torch.float64)
+            step.total = 17.0
+        value = loss(weights, teacher, steps)
+        value.backward()
+        return [value, *gradients(weights, steps)]
+
+    counted = []
+
+    def ours(weights, teacher, steps):
+        loss, results = distillation_loss(weights, teacher, steps, divergence(name), rows_per_chunk)
+        unweighed = [replace(step, shares=None) for step in steps]
+        _, plain = distillation_loss(weights, teacher, unweighed, divergence(name), rows_per_chunk)
+        counted.extend(zip(results, plain, strict=True))
+        return loss
+
+    found = losses(ours)
+    expected = losses(lambda weights, teacher, steps: reference_loss(weights, teacher, steps, FORMULAS[name]))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-13)
+    for result, plain in counted:  # metrics are of the positions, whatever they count
+        assert result.loss_sum == plain.loss_sum and torch.equal(result.alpha, plain.alpha)
+
+
 def test_gradients_equal_finite_differences():
     (weight,), teacher, steps = problem(pruned=True)
 

@@ -131,6 +131,17 @@ def test_a_store_from_a_server_is_the_store_of_this_process(making, engine, tmp_
     assert list(engine.folder.iterdir()) == []
 
 
+def test_a_drafter_may_read_the_last_layer_before_the_norm(making, engine):
+    last = making.target.num_layers
+    engine.layers = [1, last]
+    ids = torch.arange(12)[None] % making.target.vocab_size
+    with Server(engine.url).connect(making.target, (1, last)) as connection:
+        theirs = connection.features(ids, torch.arange(12)[None])
+    ours = making.target.features(ids, torch.arange(12)[None], (1, last))
+    for found, expected in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("layers", "sentence"),
     [

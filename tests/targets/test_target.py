@@ -69,6 +69,15 @@ def test_each_layer_is_found_under_its_number(target, ids):
     torch.testing.assert_close(none.last, expected[-1], **EXACT)
 
 
+def test_the_last_layer_is_found_before_the_final_norm(target, ids):
+    last = target.num_layers
+    positions = torch.arange(LENGTH).expand_as(ids)
+    features = target.features(ids, positions, target.check_layers([1, last]))
+    aux = features.aux.chunk(2, dim=-1)[1]
+    assert not torch.allclose(aux, features.last, rtol=0.1)
+    torch.testing.assert_close(target.norm(aux), features.last, rtol=1e-12, atol=1e-12)
+
+
 def test_packed_rows_equal_separate_documents(target, ids):
     lengths = ((10, 14), (1, 23))
     packed = target.features(ids, torch.cat([positions(*row) for row in lengths]), LAYERS)
@@ -195,9 +204,9 @@ def test_too_shallow_for_the_default_layers():
         Target.from_model(tiny_llama(num_hidden_layers=3)).default_layers()
 
 
-@pytest.mark.parametrize("layers", [(2, 1, 3), (1, 1, 2), (0, 1, 2), (1, 2, 4), (-1, 2, 3)])
+@pytest.mark.parametrize("layers", [(2, 1, 3), (1, 1, 2), (0, 1, 2), (1, 2, 5), (-1, 2, 3)])
 def test_bad_layers(llama, layers):
-    with pytest.raises(UserError, match="expected ascending, distinct numbers from 1 to 3"):
+    with pytest.raises(UserError, match="expected ascending, distinct numbers from 1 to 4"):
         llama.check_layers(layers)
 
 

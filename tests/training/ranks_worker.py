@@ -87,10 +87,18 @@ def adapted(target: Target) -> DraftModel:
     return model
 
 
+WEIGHED = {"sequence_mean": True, "confidence_smoothing": 0.5}
 FAMILIES: dict[str, Callable[[Target], Drafter]] = {
     "eagle3": lambda target: Eagle3.for_target(target, torch.arange(0, VOCAB, 2), ttt_steps=3),
     "eagle1": lambda target: Eagle.for_target(target, ttt_steps=2),
+    "eagle3-frozen": lambda target: Eagle3.for_target(
+        target, torch.arange(0, VOCAB, 2), ttt_steps=3, projection="frozen", output_norm="frozen"
+    ),
+    "eagle3-weighed": lambda target: Eagle3.for_target(
+        target, torch.arange(0, VOCAB, 2), ttt_steps=3, regression_weight=1.0, **WEIGHED
+    ),
     "medusa": lambda target: Medusa.for_target(target, torch.arange(VOCAB), num_heads=3),
+    "medusa-weighed": lambda target: Medusa.for_target(target, torch.arange(VOCAB), num_heads=3, **WEIGHED),
     "draft": draft,
     "lora": adapted,
     "copy": lambda target: DraftModel.for_target(
@@ -125,6 +133,8 @@ def zero(stage: int, **options: Any) -> Callable[[], Any]:
 
 
 ADAMW = {"name": "adamw", "learning_rate": 1e-3}
+MUON = {"name": "muon", "learning_rate": 1e-3, "muon_learning_rate": 1e-2}
+FACTORS = {"name": "adamw", "learning_rate": 1e-3, "learning_rate_factors": {"lm_head": 0.1, "fc": 2.0}}
 CLIPPED = {"gradient_clip_val": 0.5}
 CASES = {
     **{
@@ -157,6 +167,13 @@ CASES = {
     "zero1-adamw": Case(zero(1), optimizer=ADAMW),
     "zero2-adamw": Case(zero(2), optimizer=ADAMW),
     "zero3-adamw": Case(zero(3), optimizer=ADAMW),
+    "one-muon": Case(ranks=1, optimizer=MUON),
+    "accumulated-muon": Case(ranks=1, accumulate=2, optimizer=MUON),
+    "ddp-muon": Case(lambda: "ddp", optimizer=MUON),
+    "one-factors": Case(ranks=1, optimizer=FACTORS),
+    "ddp-factors": Case(lambda: "ddp", optimizer=FACTORS),
+    "zero2-factors": Case(zero(2), optimizer=FACTORS),
+    "zero3-factors": Case(zero(3), optimizer=FACTORS),
     "zero2-bf16-adamw": Case(zero(2), optimizer=ADAMW, options={"precision": "bf16-mixed"}),
 }
 

@@ -66,6 +66,13 @@ def test_memory_is_checked_before_any_work(composed, monkeypatch, tmp_path):
         preflight.check_before_work(composed("target=llama-70b", "trainer=cpu"), tmp_path)
 
 
+def test_muon_is_refused_where_deepspeed_cuts_matrices(composed, tmp_path):
+    muon = composed("model.optimizer.name=muon", "strategy=deepspeed_zero2", "trainer.devices=2", "trainer=cpu")
+    with pytest.raises(UserError, match=r"expected strategy=single or strategy=ddp, or model.optimizer.name=adamw"):
+        preflight.check_before_work(muon, tmp_path)
+    preflight.check_before_work(composed("model.optimizer.name=muon", "trainer=cpu"), tmp_path)
+
+
 def test_unwritable_directory(composed, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write to the directory"):

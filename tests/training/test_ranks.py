@@ -20,11 +20,15 @@ SGD = {f"eagle3/{case}": "eagle3/one" for case in ALL}
 SGD |= {
     f"{family}/{case}": f"{family}/one" for family in ("medusa", "draft") for case in ("zero2-accumulated", "zero3")
 }
-SGD |= {"eagle1/ddp": "eagle1/one", "lora/zero3": "lora/one"}
+SGD |= {"eagle1/ddp": "eagle1/one", "lora/zero3": "lora/one", "eagle3-frozen/zero3": "eagle3-frozen/one"}
+SGD |= {f"eagle3-weighed/{case}": "eagle3-weighed/one" for case in ("accumulated", "zero2-accumulated", "zero3")}
+SGD |= {"medusa-weighed/ddp": "medusa-weighed/one"}
 CLIPPED = {
     f"eagle3/{case}-clipped": "eagle3/one-clipped" for case in ("accumulated", "ddp", "zero3", "zero2-accumulated")
 }
 ADAMW = {f"eagle3/{case}-adamw": "eagle3/one-adamw" for case in ("accumulated", "zero1", "zero2", "zero3")}
+ADAMW |= {f"eagle3/{case}-factors": "eagle3/one-factors" for case in ("ddp", "zero2", "zero3")}
+ADAMW |= {f"eagle3/{case}-muon": "eagle3/one-muon" for case in ("accumulated", "ddp")}
 CHECKPOINTED = {"draft-checkpointed/zero3": "draft/one"}
 PLACED = {f"{family}/zero2-placed": f"{family}/one-live" for family in ("eagle3", "copy")}
 BF16 = {"eagle3/zero2-bf16-adamw": "eagle3/one-adamw"}

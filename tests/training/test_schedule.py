@@ -49,7 +49,9 @@ def test_a_warm_up_counts_steps_or_a_fraction():
     [
         ({"learning_rate": 0}, "learning_rate is 0: expected a positive number"),
         ({"decay_steps": 0}, "decay_steps is 0: expected a positive number"),
-        ({"name": "lion"}, "name is 'lion': expected adamw or sgd"),
+        ({"name": "lion"}, "name is 'lion': expected adamw, muon or sgd"),
+        ({"name": "muon", "muon_learning_rate": 0.0}, "muon_learning_rate is 0.0: expected a positive number"),
+        ({"learning_rate_factors": {"fc": 0}}, "learning_rate_factors.fc is 0: expected a positive number"),
         ({"schedule": "stairs"}, "schedule is 'stairs': expected cosine, wsd, linear or constant"),
         ({"decay_shape": "cubic"}, "decay_shape is 'cubic': expected sqrt or linear"),
     ],
@@ -66,6 +68,30 @@ def test_sgd_is_not_offloaded():
     with pytest.raises(UserError, match="expected adamw with strategy"):
         OptimizerSettings(name="sgd").build(module, offloaded=True)
     assert offloads_optimizer(deepspeed(2, offload_optimizer=True)) and not offloads_optimizer(deepspeed(3))
+
+
+def test_muon_takes_the_matrices_that_are_no_vocabulary_table():
+    names = ("fc", "lm_head", "embed_tokens")
+    module = torch.nn.ModuleDict({name: torch.nn.Linear(4, 3, bias=name == "fc") for name in names})
+    settings = OptimizerSettings(name="muon", learning_rate=1e-2, muon_learning_rate=3e-2, weight_decay=0.1)
+    optimizer = settings.build(module)
+    found = [({id(p) for p in group["params"]}, group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    fc, head, embedding = (module[name] for name in names)
+    tables = {id(head.weight), id(embedding.weight)}
+    assert found == [({id(fc.weight)}, 3e-2, 0.1), (tables, 1e-2, 0.1), ({id(fc.bias)}, 1e-2, 0.0)]
+    with pytest.raises(UserError, match="DeepSpeed cuts them into flat pieces"):
+        settings.build(module, fusable=False)
+
+
+def test_factors_are_of_their_own_parameters():
+    module = torch.nn.ModuleDict({name: torch.nn.Linear(4, 3) for name in ("fc", "lm_head")})
+    optimizer = OptimizerSettings(learning_rate=1e-2, learning_rate_factors={"lm_head": 0.1}).build(module)
+    rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
+    assert {name: rates[id(each)] for name, each in module.named_parameters()} == pytest.approx(
+        {"fc.weight": 1e-2, "fc.bias": 1e-2, "lm_head.weight": 1e-3, "lm_head.bias": 1e-3}
+    )
+    with pytest.raises(UserError, match=r"has 'norm': expected a part of the name .* as fc.weight"):
+        OptimizerSettings(learning_rate_factors={"norm": 2.0}).build(module)
 
 
 def updated(module: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[torch.Tensor]:

@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import smooth_l1_loss
 
 from specdraft.drafters.base import TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Vocabulary
 from specdraft.drafters.eagle.forward import Attends, Output, PlainLayer
 from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
-from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
 from specdraft.losses.chunked import FrozenHead, Step, Teacher
 from specdraft.targets import Features, Target
@@ -30,7 +28,7 @@ class Eagle(EagleHead):
     """The EAGLE-1 head. vLLM's method ``eagle`` (``EagleLlamaForCausalLM``) loads ``fc.weight`` as it is and
     ``midlayer.*`` as ``layers.0.*``, and shares embedding and LM head with the target if the file has neither."""
 
-    training_options = EagleHead.training_options | {"regression_weight", "distillation_weight", "feature_noise"}
+    training_options = EagleHead.training_options | {"feature_noise"}
     residual_widths = 8
 
     def __init__(
@@ -42,16 +40,13 @@ class Eagle(EagleHead):
         **shared: Any,
     ) -> None:
         """Build with random weights; ``shared`` is what every ``EagleHead`` takes, ``feature_noise`` the bound of the
-        noise in training (section 3.2; the paper's is 0.1). Raises UserError for weights of the loss's two parts that
-        leave nothing to learn, a negative bound, and as ``EagleHead`` does."""
+        noise in training (section 3.2; the paper's is 0.1). Raises UserError for a negative bound, and as ``EagleHead``
+        does."""
         arguments = constructor_arguments(locals())
+        shared |= {"regression_weight": regression_weight, "distillation_weight": distillation_weight}
         super().__init__(ttt_steps=ttt_steps, **shared)
-        if min(regression_weight, distillation_weight) < 0 or regression_weight + distillation_weight == 0:
-            given = f"regression_weight is {regression_weight} and distillation_weight {distillation_weight}"
-            raise UserError(f"{given}: expected none below 0 and one above")
         if feature_noise < 0:
             raise UserError(f"feature_noise is {feature_noise}: expected 0 (none) or the bound of a uniform noise")
-        self.regression_weight, self.distillation_weight = regression_weight, distillation_weight
         self.feature_noise = feature_noise
         self._arguments |= arguments
         hidden_size = self.layer_config.hidden_size
@@ -110,13 +105,4 @@ class Eagle(EagleHead):
         return self.target.logits(hidden.to(self.target.dtype))
 
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
-        """Smooth-L1 distance to the target's next features, and the divergence of the logits; metrics count both."""
-        head = FrozenHead(self.logits, self.vocab_size)
-        distilled = objective([head], teacher, steps, self.divergence)
-        loss, metrics = self.distillation_weight * distilled.loss, dict(distilled.metrics)
-        for index, step in enumerate(steps):
-            wanted = teacher.last[step.positions].to(step.hidden.dtype)  # [n, H]
-            distances = smooth_l1_loss(step.hidden, wanted, reduction="none").mean(-1)  # [n]
-            loss = loss + self.regression_weight * step.scale * distances.sum()
-            metrics[f"step_{index}/regression_sum"] = distances.detach().sum()
-        return TrainingLoss(loss, metrics)
+        return self._learn([FrozenHead(self.logits, self.vocab_size)], steps, teacher)

@@ -20,12 +20,15 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from specdraft.drafters.base import TrainingLoss, constructor_arguments
 from specdraft.drafters.eagle.forward import Attends, FusionLayer, LaterLayer, Output
 from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
-from specdraft.drafters.objective import DraftHead, call_with_weights, objective
+from specdraft.drafters.objective import DraftHead, call_with_weights
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
 from specdraft.onednn import plain
 from specdraft.targets import Features, Target
+
+PROJECTIONS = ("target", "frozen", "scratch")
+NORMS = ("ones", "target", "frozen")
 
 
 class Eagle3(DraftVocabulary, EagleHead):
@@ -40,6 +43,7 @@ class Eagle3(DraftVocabulary, EagleHead):
     - ``own_embedding``: an embedding of its own, which begins as the target's, instead of the target's."""
 
     reads_every_last = False
+    training_options = EagleHead.training_options | {"projection", "output_norm"}
 
     def __init__(
         self,
@@ -54,13 +58,21 @@ class Eagle3(DraftVocabulary, EagleHead):
         num_layers: int = 1,
         sliding_window: int | None = None,
         own_embedding: bool = False,
+        projection: str = "target",
+        output_norm: str = "ones",
         **shared: Any,
     ) -> None:
-        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. Raises UserError as it does, for
-        a draft vocabulary (0..Vd-1 until ``set_draft_vocabulary``) larger than the vocabulary, no layer, biases beside
-        ``qk_norm``, and a window that does not hold the steps of training."""
+        """Build with random weights; ``shared`` is what every ``EagleHead`` takes. ``projection``, to the draft
+        vocabulary, starts as the target's own rows and is trained, stays as they are (frozen), or starts from scratch;
+        ``output_norm``, before it, starts as ones or as the target's final norm and is trained, or stays as that is.
+        Raises UserError as ``EagleHead`` does, for others of these, for a draft vocabulary (0..Vd-1 until
+        ``set_draft_vocabulary``) larger than the vocabulary, no layer, biases beside ``qk_norm``, and a window that
+        does not hold the steps of training."""
         arguments = constructor_arguments(locals())
         super().__init__(**shared)
+        for name, given, known in (("projection", projection, PROJECTIONS), ("output_norm", output_norm, NORMS)):
+            if given not in known:
+                raise UserError(f"model.drafter.{name} is {given!r}: expected one of {', '.join(known)}")
         self._arguments |= arguments
         _check(num_layers, sliding_window, self.ttt_steps, qk_norm and attention_bias)
         self.register_vocabulary(self.vocab_size, draft_vocab_size)
@@ -79,6 +91,8 @@ class Eagle3(DraftVocabulary, EagleHead):
         self.norm = LlamaRMSNorm(hidden_size, epsilon)
         self.lm_head = DraftHead(hidden_size, draft_vocab_size, bias=False)
         self.apply(initialize)
+        self.lm_head.weight.requires_grad_(projection != "frozen")
+        self.norm.weight.requires_grad_(output_norm != "frozen")
 
     @classmethod
     def for_target(
@@ -89,15 +103,19 @@ class Eagle3(DraftVocabulary, EagleHead):
         intermediate_size: int | None = None,
         **options: Any,
     ) -> "Eagle3":
-        """A head shaped like one layer of ``target``; its projection starts from the target's own rows.
-        draft_vocabulary: ascending target ids ``[Vd]``; None for the whole vocabulary."""
+        """A head shaped like one layer of ``target``. draft_vocabulary: ascending target ids ``[Vd]``; None for the
+        whole vocabulary. Raises UserError for layers that the target has not, and for the final norm of a target whose
+        norm is of another kind."""
         size = target.vocab_size if draft_vocabulary is None else len(draft_vocabulary)
         layers = target.check_layers(target.default_layers() if layers is None else layers)
         head = cls(size, layers, **shape_of(target, intermediate_size), **options)
         if draft_vocabulary is not None:
             head.set_draft_vocabulary(draft_vocabulary)
-        rows = plain(target.head.weight.detach())[head.draft_ids.to(target.device)]
-        head.lm_head.weight.data.copy_(rows * target.logit_scale)  # engines apply none to a head
+        if head.config()["projection"] != "scratch":
+            rows = plain(target.head.weight.detach())[head.draft_ids.to(target.device)]
+            head.lm_head.weight.data.copy_(rows * target.logit_scale)  # engines apply none to a head
+        if head.config()["output_norm"] != "ones":
+            head.norm.weight.data.copy_(final_norm_scale(target))
         if head.embed_tokens is not None:
             head.embed_tokens.weight.data.copy_(plain(target.embedding_weight.detach()))
         head.bind(target)
@@ -145,7 +163,20 @@ class Eagle3(DraftVocabulary, EagleHead):
         return self.lm_head(hidden)  # [n, Vd]
 
     def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
-        return call_with_weights([self.lm_head], lambda weights: objective(weights, teacher, steps, self.divergence))
+        return call_with_weights([self.lm_head], lambda weights: self._learn(weights, steps, teacher))
+
+
+def final_norm_scale(target: Target) -> Tensor:
+    """What the target's final norm multiplies a normed state by, ``[H]`` fp32: its weight, or one more than that, as
+    Gemma has it. Raises UserError if the norm does more than that."""
+    generator = torch.Generator().manual_seed(0)
+    ones, states = torch.ones(1, target.hidden_size), torch.randn(4, target.hidden_size, generator=generator)
+    scale, found = (target.norm(each.to(target.device, target.dtype)).float() for each in (ones, states))
+    expected = scale * torch.nn.functional.rms_norm(states.to(target.device), (target.hidden_size,))
+    if target.device.type != "meta" and not torch.allclose(found, expected, rtol=2e-2, atol=2e-2):
+        what = f"the final norm of {target.architecture} is no RMSNorm: expected one"
+        raise UserError(f"{what}, or model.drafter.output_norm=ones")
+    return scale[0]
 
 
 def _check(num_layers: int, sliding_window: int | None, ttt_steps: int, biased_and_normed: bool) -> None:

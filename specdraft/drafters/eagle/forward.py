@@ -81,7 +81,8 @@ def unroll(
         attends = (*(Attend(*here, attention, slice(None)) for attention in below), Attend(*here, last, queries))
         hidden, feature = read(tokens, feature, attends)  # [n, H]
         count, total = len(alignment.supervised[step]), alignment.counts[step]
-        steps.append(Step(hidden[:count], wanted[:count] + 1 + step, decay.weight(step), total=total))
+        shares = None if alignment.shares is None else alignment.shares[step]
+        steps.append(Step(hidden[:count], wanted[:count] + 1 + step, decay.weight(step), total=total, shares=shares))
     return steps
 
 

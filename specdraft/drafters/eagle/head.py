@@ -12,18 +12,21 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig
 
 from specdraft.decoding.compilation import Compilable
 from specdraft.drafters.alignment import Alignment, StepDecay, align, count_supervised
 from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
+from specdraft.drafters.confidence import check_smoothing, weigh_by_confidence
 from specdraft.drafters.draft_tree_builder import Vocabulary
 from specdraft.drafters.eagle.compiled import run_layer
 from specdraft.drafters.eagle.drafting import EagleDrafting, forward
 from specdraft.drafters.eagle.forward import Attends, Output, unroll
 from specdraft.drafters.eagle.rotary import RotaryTable
+from specdraft.drafters.objective import objective
 from specdraft.errors import UserError
-from specdraft.losses.chunked import Step, Teacher
+from specdraft.losses.chunked import Head, Step, Teacher
 from specdraft.losses.divergence import divergence as divergence_of
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
@@ -35,7 +38,10 @@ class EagleHead(Drafter):
     """A head of the family; a subclass says what the feature is, what the layer reads, and what is learned."""
 
     target: Target
-    training_options = frozenset({"ttt_steps", "step_decay", "sample_positions", "divergence"})
+    training_options = frozenset(
+        {"ttt_steps", "ttt_growth", "step_decay", "sample_positions", "sequence_mean", "confidence_smoothing"}
+        | {"divergence", "regression_weight", "distillation_weight"}
+    )
     residual_widths: int = 14  # hidden states that a step keeps for backward beside attention and MLP
     num_layers: int = 1
     sliding_window: int | None = None  # positions that attention sees; None: all
@@ -53,12 +59,22 @@ class EagleHead(Drafter):
         max_position_embeddings: int,
         hidden_act: str = "silu",
         ttt_steps: int = 5,
+        ttt_growth: float = 0.0,
         step_decay: float = 0.8,
         sample_positions: bool = False,
+        sequence_mean: bool = False,
+        confidence_smoothing: float | None = None,
         divergence: str | Mapping[str, Any] = "forward_kl",
+        regression_weight: float = 0.0,
+        distillation_weight: float = 1.0,
     ) -> None:
-        """Raises UserError for an unknown divergence, no training-time-test step, a decay that cannot be sampled, and
-        rotary angles that change with the length of the text."""
+        """``ttt_growth``: over this first share of the training its steps grow from one to ``ttt_steps``.
+        ``sequence_mean``: documents count alike in the loss, not positions. ``confidence_smoothing``: steps weigh what
+        the draft's confidence says, see ``confidence.py``. The loss is the divergence of the logits and the smooth-L1
+        distance to the target's own last hidden states, with their weights.
+        Raises UserError for an unknown divergence, no training-time-test step, a growth that is no share, a decay that
+        cannot be sampled, no such smoothing, weights of the loss's two parts that leave nothing to learn, and rotary
+        angles that change with the length of the text."""
         arguments = constructor_arguments(locals())
         super().__init__()
         if rope_parameters.get("rope_type") in _ROPE_BY_LENGTH:
@@ -68,10 +84,18 @@ class EagleHead(Drafter):
             )
         if ttt_steps < 1:
             raise UserError(f"ttt_steps is {ttt_steps}: expected at least 1 step of the training-time test")
+        if not 0 <= ttt_growth <= 1:
+            raise UserError(f"ttt_growth is {ttt_growth}: expected a share of the training from 0 to 1")
+        check_smoothing(confidence_smoothing, sample_positions)
+        if min(regression_weight, distillation_weight) < 0 or regression_weight + distillation_weight == 0:
+            given = f"regression_weight is {regression_weight} and distillation_weight {distillation_weight}"
+            raise UserError(f"{given}: expected none below 0 and one above")
         self._arguments = arguments
-        self.vocab_size, self.ttt_steps = vocab_size, ttt_steps
+        self.vocab_size, self.ttt_steps, self.ttt_growth = vocab_size, ttt_steps, ttt_growth
+        self.sequence_mean, self.confidence_smoothing = sequence_mean, confidence_smoothing
         self.decay = StepDecay(step_decay, sample_positions)
         self.divergence = divergence_of(divergence)
+        self.regression_weight, self.distillation_weight = regression_weight, distillation_weight
         of_layer = arguments.keys() - EagleHead.training_options - {"vocab_size"}
         self.layer_config = LlamaConfig(**{name: arguments[name] for name in of_layer})
         self.rotary = RotaryTable(self.layer_config)
@@ -106,9 +130,16 @@ class EagleHead(Drafter):
         """The one forward of training and decoding: tokens ``[N]``, feature ``[N, H]`` -> the queries' output."""
         return run_layer(self, self._layer, self.embed(tokens).to(feature.dtype), feature, attends)
 
+    @property
+    def steps_now(self) -> int:
+        """Of the training-time test: in training as many as its progress asks for, else all."""
+        if not self.training or self.progress >= self.ttt_growth:
+            return self.ttt_steps
+        return 1 + int((self.ttt_steps - 1) * self.progress / self.ttt_growth)
+
     def count_supervised(self, batch: Batch) -> Tensor:
         """Of every step."""
-        return count_supervised(batch, self.ttt_steps)
+        return count_supervised(batch, self.steps_now, self.sequence_mean)
 
     def training_loss(
         self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
@@ -117,7 +148,7 @@ class EagleHead(Drafter):
         are sampled, an estimate of that. Validation takes all."""
         self.bind(target)
         decay = self.decay if self.training else StepDecay(self.decay.base)
-        alignment = align(batch, self.ttt_steps, decay)
+        alignment = align(batch, self.steps_now, decay, self.sequence_mean)
         labels = alignment.tokens[1 : 1 + batch.input_ids.numel()]  # [R], after position r comes token r+1
         teacher = Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels)
         steps = self._unroll(alignment, self.feature(features), decay)
@@ -127,11 +158,26 @@ class EagleHead(Drafter):
 
     @property
     def passes(self) -> float:
-        """Of a position through the layer in a training step, on average."""
+        """Of a position through the layer in a training step, on average, once the steps have grown."""
         return sum(self.decay.share(step) for step in range(self.ttt_steps))
 
+    def _learn(self, heads: Sequence[Head], steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
+        """The steps' loss, their hidden states projected by ``heads``; metrics count both parts."""
+        if self.confidence_smoothing is not None:
+            steps = weigh_by_confidence(heads, teacher, steps, self.confidence_smoothing)
+        distilled = objective(heads, teacher, steps, self.divergence)
+        if self.regression_weight == 0:
+            return TrainingLoss(self.distillation_weight * distilled.loss, distilled.metrics)
+        loss, metrics = self.distillation_weight * distilled.loss, dict(distilled.metrics)
+        for index, step in enumerate(steps):
+            wanted = teacher.last[step.positions].to(step.hidden.dtype)  # [n, H]
+            distances = smooth_l1_loss(step.hidden, wanted, reduction="none").mean(-1)  # [n]
+            loss = loss + self.regression_weight * step.scale * step.shared(distances).sum()
+            metrics[f"step_{index}/regression_sum"] = distances.detach().sum()
+        return TrainingLoss(loss, metrics)
+
     def _unroll(self, alignment: Alignment, feature: Tensor, decay: StepDecay) -> list[Step]:
-        angles = self.rotary(alignment.length + self.ttt_steps - 1, next(self.parameters()))
+        angles = self.rotary(alignment.length + len(alignment.counts) - 1, next(self.parameters()))
         return unroll(self.read, alignment, feature, angles, decay, self.num_layers, self.sliding_window)
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:

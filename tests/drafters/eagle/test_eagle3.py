@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.nn.functional import smooth_l1_loss
 
+from specdraft.drafters.alignment import align
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.eagle.forward import Attend
 from specdraft.errors import UserError
@@ -110,6 +112,67 @@ def test_an_embedding_of_its_own_begins_as_the_targets_and_is_trained(target, pa
     read = head.embed_tokens.weight.grad.abs().sum(-1).nonzero()[:, 0]
     assert 0 < len(read) <= len(packed.input_ids.unique())
     assert target.embedding_weight.grad is None
+
+
+@pytest.mark.parametrize("projection", ["target", "frozen", "scratch"])
+@pytest.mark.parametrize("norm", ["ones", "target", "frozen"])
+def test_projection_and_norm_start_as_told_and_stay_if_frozen(projection, norm, packed):
+    model = FAMILIES["gemma3"].build(final_logit_softcapping=None)  # whose norms multiply by one more than their weight
+    target = Target.from_model(model)
+    ids = torch.arange(0, V, 3)
+    head = Eagle3.for_target(target, ids, projection=projection, output_norm=norm).double()
+    rows = target.head.weight[ids]
+    assert torch.allclose(head.lm_head.weight, rows, atol=1e-6) == (projection != "scratch")
+    expected = torch.ones(32) if norm == "ones" else 1 + target.norm.weight
+    torch.testing.assert_close(head.norm.weight, expected.double(), rtol=1e-4, atol=1e-4)
+    if (projection, norm) == ("frozen", "frozen"):  # its logits are then the target's own of a state before its norm
+        state = torch.randn(5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        logits = head.logits(head.norm(state))
+        torch.testing.assert_close(logits, target.logits(target.norm(state))[:, ids], rtol=1e-4, atol=1e-4)
+    packed.input_ids %= V
+    before = {name: value.clone() for name, value in head.named_parameters()}
+    features = target.features(packed.input_ids, packed.position_ids, head.layers)
+    head.training_loss(packed, features, target).loss.backward()
+    torch.optim.SGD(head.parameters(), lr=0.1).step()
+    stayed = {name for name, value in head.named_parameters() if torch.equal(value, before[name])}
+    frozen = {"lm_head.weight": projection == "frozen", "norm.weight": norm == "frozen"}
+    assert stayed == {name for name, still in frozen.items() if still}
+
+
+def test_a_frozen_projection_spares_its_gradients_arithmetic(target):
+    plain, frozen = (Eagle3.for_target(target, IDS, projection=start) for start in ("target", "frozen"))
+    spared = 2.0 * plain.lm_head.weight.numel() * plain.passes
+    assert frozen.training_flops(10) == (plain.training_flops(10)[0], plain.training_flops(10)[1] - spared)
+
+
+def test_a_norm_of_another_kind_is_not_taken_over():
+    target = Target.from_model(FAMILIES["cohere"].build())
+    with pytest.raises(UserError, match="the final norm of CohereForCausalLM is no RMSNorm"):
+        Eagle3.for_target(target, output_norm="target")
+    Eagle3.for_target(target)
+
+
+@pytest.mark.parametrize("option", ["projection", "output_norm"])
+def test_an_unknown_start_is_refused(option, target):
+    with pytest.raises(UserError, match=rf"model.drafter.{option} is 'warm': expected one of"):
+        Eagle3.for_target(target, **{option: "warm"})
+
+
+def test_regression_pulls_what_the_projection_reads_to_the_targets_last_state(target, packed):
+    torch.manual_seed(0)
+    head = Eagle3.for_target(target, IDS, ttt_steps=2, regression_weight=2.0, distillation_weight=0.5).double()
+    features = target.features(packed.input_ids, packed.position_ids, head.layers)
+    result = head.training_loss(packed, features, target)
+    steps = head._unroll(align(packed, 2), head.feature(features), head.decay)
+    expected = 0.0
+    for index, step in enumerate(steps):
+        distances = smooth_l1_loss(step.hidden, features.last.flatten(0, 1)[step.positions], reduction="none").mean(-1)
+        assert float(result.metrics[f"step_{index}/regression_sum"]) == pytest.approx(distances.sum().item())
+        mean = result.metrics[f"step_{index}/loss_sum"] / len(distances)
+        expected = expected + 0.8**index * (2.0 * distances.mean() + 0.5 * mean)
+    torch.testing.assert_close(result.loss, expected, rtol=1e-9, atol=1e-9)
+    plain = Eagle3.for_target(target, IDS, ttt_steps=2).double()
+    assert "step_0/regression_sum" not in plain.training_loss(packed, features, target).metrics
 
 
 def test_what_a_configuration_leaves_out_is_eagle_3(target):

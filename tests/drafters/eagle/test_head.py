@@ -305,3 +305,35 @@ def test_samples_are_for_training_alone(kind, target, packed):
     assert totals() == whole
     assert head.passes == 1.75 and kind.for_target(target, ttt_steps=3).passes == 3
     assert not kind.for_target(target).decay.sampled
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+def test_steps_grow_with_the_training(kind, target, packed):
+    head = kind.for_target(target, ttt_steps=4, ttt_growth=0.6).double()
+    assert head.progress == 1.0 and head.steps_now == 4  # where nobody tells
+    grown = []
+    for done in (0.0, 0.19, 0.21, 0.39, 0.41, 0.59, 0.6, 1.0):
+        head.progress = done
+        metrics = head.training_loss(packed, features_of(head, packed), target).metrics
+        grown.append(sum(name.endswith("/total") for name in metrics))
+        assert len(head.count_supervised(packed)) == head.steps_now == grown[-1]
+    assert grown == [1, 1, 2, 2, 3, 3, 4, 4]
+    head.progress = 0.0
+    assert head.eval().steps_now == 4  # validation is of all, as decoding is
+    assert kind.for_target(target, ttt_steps=4).ttt_growth == 0.0
+    with pytest.raises(UserError, match=r"ttt_growth is 1\.5: expected a share of the training"):
+        kind.for_target(target, ttt_growth=1.5)
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3])
+def test_documents_may_count_alike(kind, target, packed):
+    options = {"ttt_steps": 2, "regression_weight": 1.0}
+    plain, other = (kind.for_target(target, sequence_mean=mean, **options).double() for mean in (False, True))
+    other.load_state_dict(plain.state_dict())
+    losses = []
+    for row, here in ((0, slice(0, 9)), (0, slice(9, 23)), (1, slice(0, 20))):
+        alone = Batch(*(getattr(packed, name)[row : row + 1, here] for name in Batch.__dataclass_fields__))
+        losses.append(plain.training_loss(alone, features_of(plain, alone), target).loss)
+    found = other.training_loss(packed, features_of(other, packed), target).loss
+    torch.testing.assert_close(found, sum(losses) / 3, rtol=1e-9, atol=1e-9)
+    assert not torch.isclose(found, plain.training_loss(packed, features_of(plain, packed), target).loss)
