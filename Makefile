@@ -110,7 +110,7 @@ parity-features: $(INSTALLED) $(PARITY_VENV)/.installed ## hidden states of the 
 	$(RUN) tests/parity/features.py --engine-python $(PARITY_VENV)/bin/python
 
 parity-answers: $(INSTALLED) $(PARITY_VENV)/.installed ## answers of `vllm serve` and vllm.LLM beside those of this process
-	$(RUN) tests/parity/serve.py --engine-python $(PARITY_VENV)/bin/python
+	$(RUN) -m tests.parity.serve --engine-python $(PARITY_VENV)/bin/python
 
 docs: $(INSTALLED) ## the documentation as a site, build/docs/index.html
 	$(RUN) -m sphinx -q -W --keep-going -n docs build/docs

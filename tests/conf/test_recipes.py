@@ -74,13 +74,21 @@ def test_there_is_a_recipe_for_every_target_and_model():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_small_chat_target_asks_itself(model):
-    config = composed(f"model={model}", "target=smollm2-135m")
+    config = composed(f"model={model}", "target=smollm2-135m", "data=self")
     source = build(config.data.source)
     assert isinstance(source, SelfWritten)
     assert None in source.topics and any("mathematics" in (topic or "") for topic in source.topics)
     questions, answers = config.data.source.max_question_tokens, config.data.max_new_tokens
     assert questions + answers < config.data.sequence_length - 64
     assert config.target.dtype == "float32" and config.trainer.accelerator == "auto"
+
+
+def test_what_a_small_chat_target_wrote_is_there_already():
+    data = composed("target=smollm2-135m").data
+    assert not data.regenerate and data.benchmark.benchmark == "chat"
+    conversations = build(data).preparation.source.conversations("train")
+    assert len(conversations) > 500
+    assert {len(conversation.messages) for conversation in conversations[:100]} == {2}
 
 
 @pytest.mark.parametrize("target", SEQUENCE_LENGTHS)

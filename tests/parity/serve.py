@@ -10,18 +10,15 @@ import specdraft.threads  # noqa: F401  # first of all
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import torch
 
+from benchmarks.contenders.vllm_server import serving
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.regeneration.request import Engine, Ids, RegenerationSettings, Request
 from specdraft.data.regeneration.server import Server
@@ -34,7 +31,6 @@ from specdraft.targets.loading import location
 REPOSITORY = Path(__file__).parents[2]
 NAME, PROMPTS = "embedded://tiny", 16
 SETTINGS = RegenerationSettings(temperatures=(0.0,), max_new_tokens=48)
-SECONDS_TO_START = 180
 # As vllm_side.py: small, one thread, nothing looked up elsewhere.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -64,53 +60,6 @@ def answers(engine: Engine, target: Target) -> list[Ids]:
     return [ids for _, ids in found]
 
 
-@contextmanager
-def serving(python: Path, target: Target) -> Iterator[str]:
-    """The address of a server that answers, and is gone afterwards. Raises UserError if it does not start."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # What `vllm serve` runs; the CPU build's own command asks for a package named vllm, which it is not.
-    command = [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", location(NAME)]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(target.max_length)]
-    command += ["--max-num-seqs", "8", "--served-model-name", "tiny"]
-    url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile("w+") as log:
-        # A session of its own: the engine's children end with it.
-        server = subprocess.Popen(
-            command, env=os.environ | ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            started = time.perf_counter()
-            while not _answers(url):
-                if server.poll() is not None or time.perf_counter() - started > SECONDS_TO_START:
-                    log.seek(0)
-                    raise UserError(f"vllm serve did not start: expected it to answer at {url}\n{log.read()[-3000:]}")
-                time.sleep(0.5)
-            print(f"vllm serve: up after {time.perf_counter() - started:.1f} s", flush=True)
-            yield url
-        finally:
-            _end(server)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    """Politely, then by force; nothing of its process group stays."""
-    server.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(20)
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, 9)
-    server.wait()
-
-
 def offline() -> None:
     """The other side: ``vllm.LLM`` in the engine's environment; prints the answers as JSON."""
     from specdraft.data.regeneration.vllm import VLLMOffline
@@ -134,7 +83,8 @@ def main() -> None:
     target = Target.load(NAME, dtype="float32", device="cpu")
     ours = answers(InProcess(), target)
     theirs = {}
-    with serving(options.engine_python, target) as url:
+    flags = ["--enforce-eager", "--max-model-len", str(target.max_length), "--max-num-seqs", "8"]
+    with serving(options.engine_python, location(NAME), flags, threads=1) as url:
         theirs["vllm serve"] = answers(Server(url, concurrency=8, timeout=120), target)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answers.json")

@@ -96,7 +96,7 @@ def test_a_cut_target_neither_evaluates_nor_regenerates(target, monkeypatch):
         check_settings(OmegaConf.create(spread))
     monkeypatch.setattr(target, "engine", object())
     with pytest.raises(UserError, match="placement=zero3 does not regenerate"):
-        list(InProcess().answers(target, [Request([5, 6], (), (), 0.0, 0)], RegenerationSettings(max_new_tokens=4)))
+        list(InProcess().answers(target, [Request([5, 6], (), (), 0.0, 0, 4)], RegenerationSettings(max_new_tokens=4)))
 
 
 def test_without_live_acceptance_there_is_no_head_to_evaluate(composed):

@@ -25,7 +25,8 @@ class Conversation:
     """A conversation to learn from or to continue, or a document.
     ``prompt_messages`` end where the answer begins; ``response`` is the answer in the source, None if it has none, and
     ``response_extras`` is what the answer has beside its words: tool calls, reasoning. A document has no
-    ``prompt_messages`` and is its ``response``. ``tools`` are the JSON schemas of what the assistant may call.
+    ``prompt_messages`` and is its ``response``. ``tools`` are the JSON schemas of what the assistant may call. ``cut``:
+    the answer stops where its writer ran out of room, so that no end is to be learned.
     The user's turns may have no words yet: see ``self_written.py``."""
 
     id: str
@@ -34,6 +35,7 @@ class Conversation:
     response: str | None = None
     response_extras: Message = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] = ()
+    cut: bool = False
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -91,6 +93,8 @@ def digest(conversation: Conversation) -> bytes:
     content: list[Message | str] = [*conversation.messages, *conversation.tools]
     if not conversation.prompt_messages:
         content = [conversation.response or ""]
+    if conversation.cut:
+        content.append("cut")
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).digest()[:16]
 
 

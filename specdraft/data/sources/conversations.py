@@ -142,4 +142,5 @@ def _conversation(record: Record, form: str) -> Conversation:
     if document is not None or messages[-1]["role"] != "assistant":
         return Conversation(record.origin, category, messages, document, tools=tools)
     extras = {key: value for key, value in messages[-1].items() if key not in ("role", "content")}
-    return Conversation(record.origin, category, messages[:-1], messages[-1]["content"], extras, tools)
+    cut = record.fields.get("cut") is True  # as `specdraft regenerate output=` says of an answer without an end
+    return Conversation(record.origin, category, messages[:-1], messages[-1]["content"], extras, tools, cut)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from specdraft.data.sources.base import SPLITS
 from specdraft.errors import UserError
+from specdraft.files import embedded
 from specdraft.text import reason
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -46,7 +47,7 @@ class Record(NamedTuple):
 def read_records(path: str, subset: str | None, dataset_split: str, streaming: bool) -> Iterator[Record]:
     """Records of a file, of all such files below a folder, or of a ``datasets`` name. Raises UserError.
     JSON Lines and Parquet are read piece by piece. The other three arguments are for names alone."""
-    place = Path(path).expanduser()
+    place = embedded(path) or Path(path).expanduser()
     if place.is_dir():
         files = sorted(file for file in place.rglob("*") if file.suffix in _SUFFIXES)
         if not files:

@@ -100,9 +100,17 @@ def example_from_words(tokenizer: Any, conversation: Conversation, end_ids: Coll
         return Example(ids, [False] + [True] * (len(ids) - 1))
     _check_tokenizer(tokenizer)
     try:
-        return _example_from_messages(tokenizer, conversation.messages, conversation.tools, end_ids)
+        example = _example_from_messages(tokenizer, conversation.messages, conversation.tools, end_ids)
     except UserError as error:
         raise UserError(f"{conversation.id}: {error}") from error
+    return _without_end(example, end_ids) if conversation.cut else example
+
+
+def _without_end(example: Example, end_ids: Collection[int]) -> Example:
+    """Up to the last of the assistant's tokens that is no end mark: the template puts one where the answer was cut."""
+    said = (place for place, token in enumerate(example.input_ids) if example.loss_mask[place] and token not in end_ids)
+    length = 1 + max(said, default=len(example.input_ids) - 1)
+    return Example(example.input_ids[:length], example.loss_mask[:length])
 
 
 def _example_from_messages(

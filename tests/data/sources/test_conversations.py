@@ -127,6 +127,14 @@ def test_what_is_said_decides_the_split_and_the_order(tmp_path: Path) -> None:
     assert list(source.conversations("train", 7)) == train[:7]
 
 
+def test_answers_that_were_cut_are_told_from_whole_ones(tmp_path: Path) -> None:
+    records = [chat(1) | {"cut": True}, chat(1), *(chat(n) | {"cut": n % 3 == 0} for n in range(2, 80))]
+    found = everything(Conversations(write(tmp_path / "some.jsonl", records)))
+    assert sorted((each.prompt_messages[-1]["content"], each.cut) for each in found) == sorted(
+        (str(record["messages"][-2]["content"]), bool(record.get("cut"))) for record in records
+    )
+
+
 def test_all_answers_to_a_question_are_on_one_side(tmp_path: Path) -> None:
     records = [chat(n // 4, f"answer {n}") for n in range(400)]
     records += [{"prompt": f"  is IT {n}?", "response": "spelt otherwise"} for n in range(100)]

@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,17 @@ def test_earlier_answers_are_supervised_as_well(tokenizer: PreTrainedTokenizerFa
     example = example_from_text(tokenizer, earlier, "second")
     supervised = [token for token, learn in zip(example.input_ids, example.loss_mask, strict=True) if learn]
     assert tokenizer.decode(supervised) == f"first{tokenizer.eos_token}second{tokenizer.eos_token}"
+
+
+def test_an_answer_that_was_cut_teaches_no_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    earlier = (USER, {"role": "assistant", "content": "first"}, {"role": "user", "content": "again"})
+    whole = Conversation("FILE:7", "", earlier, "second, of")
+    ends = [tokenizer.eos_token_id]
+    ids, mask = example_from_words(tokenizer, replace(whole, cut=True), ends)
+    expected, expected_mask = example_from_words(tokenizer, whole, ends)
+    assert (ids, mask) == (expected[: len(ids)], expected_mask[: len(ids)])
+    assert tokenizer.decode([token for token, learn in zip(ids, mask, strict=True) if learn]).endswith("second, of")
+    assert ids.count(tokenizer.eos_token_id) == expected.count(tokenizer.eos_token_id) - 1
 
 
 def test_documents_are_supervised_whole_and_continued_from_their_beginning(tokenizer: PreTrainedTokenizerFast) -> None:
