@@ -86,7 +86,10 @@ def _product(given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _native(tensor: Tensor) -> bool:
-    """Whether oneDNN computes with it, on a CPU, in a dtype that the processor does not emulate."""
+    """Whether oneDNN computes with it, on a CPU, in a dtype that the processor does not emulate. A tensor of another
+    class, as torchao's quantized ones, computes by itself."""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return False
     native = tensor.dtype == torch.float32
     native |= tensor.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return tensor.device.type == "cpu" and native and torch.backends.mkldnn.is_available()

@@ -25,6 +25,16 @@ def read_kinds(path: Path) -> dict[str, str]:
         return {name: _kind(part.get_shape(), part.get_dtype().startswith(("F", "BF"))) for name, part in slices}
 
 
+def is_quantized(tensor: Tensor) -> bool:
+    """Whether it is one of torchao's, whose class computes with integers and knows few other operations."""
+    return type(tensor).__module__.startswith("torchao.")
+
+
+def dequantized(tensor: Tensor) -> Tensor:
+    """The values of a tensor as an ordinary one."""
+    return tensor.dequantize() if is_quantized(tensor) else tensor
+
+
 def kinds(tensors: dict[str, Tensor]) -> dict[str, str]:
     """Shape and kind of each tensor, such as "[2, 3] of floats", on any device."""
     return {name: _kind(tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}

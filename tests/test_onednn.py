@@ -197,7 +197,8 @@ def test_drafters_are_made_for_a_packed_target_trained_beside_it_and_decode_pack
 
 
 def test_a_loaded_target_is_packed_unless_told_otherwise():
-    loaded, reference = (Target.load("embedded://tiny", device="cpu", packed=each) for each in (True, False))
+    cpu = {"dtype": "float32", "device": "cpu"}
+    loaded, reference = (Target.load("embedded://tiny", **cpu, packed=each) for each in (True, False))
     assert isinstance(loaded.head, PackedLinear) and type(reference.head) is nn.Linear
     assert loaded.identity == reference.identity
     kept = {name: parameter.numel() for name, parameter in reference.model.named_parameters()}

@@ -20,7 +20,7 @@ from specdraft.errors import UserError
 from specdraft.files import atomic_directory, embedded, member, read_json
 from specdraft.redaction import redact
 from specdraft.targets import Target, TargetIdentity
-from specdraft.targets.loading import template_hash
+from specdraft.targets.loading import NONE, quantization, template_hash
 from specdraft.targets.sizes import at_most, check_sizes
 from specdraft.tensors import difference, kinds, read_kinds, read_tensors
 from specdraft.text import reason
@@ -56,6 +56,7 @@ def about_target(target: Target) -> dict[str, Any]:
     return {
         "architecture": type(target.model).__name__,
         "dtype": str(target.dtype).removeprefix("torch."),
+        "quantization": quantization(target.config),
         "num_hidden_layers": target.num_layers,
         "vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_length,
@@ -121,9 +122,13 @@ def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
 
 
 def check_target(config: dict[str, Any], target: Target) -> None:
-    """Raises UserError if the checkpoint was trained for another target than this one."""
+    """Raises UserError if the checkpoint was trained for another target than this one, or for other weights of it."""
     trained, given = config["target"], asdict(target.identity)
-    for part, what in (("config_hash", "another configuration"), ("weights_hash", "other weights")):
+    before, now = config.get("extra", {}).get("target", {}).get("quantization", NONE), quantization(target.config)
+    configuration = "another configuration"
+    if before != now:
+        configuration = f"weights quantized otherwise ({now}, and not {before} as in training)"
+    for part, what in (("config_hash", configuration), ("weights_hash", "other weights")):
         if trained.get(part) != given[part]:
             raise UserError(
                 f"this checkpoint belongs to the target {trained.get('name')!r}, which has {what} than the given "

@@ -15,8 +15,10 @@ from specdraft.files import embedded, member, read_json
 from specdraft.targets.gguf import converted, is_gguf
 from specdraft.targets.sharded import gathered
 from specdraft.targets.sizes import check_sizes
+from specdraft.tensors import dequantized
 from specdraft.text import fingerprint, reason
 
+NONE = "none"
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -117,6 +119,13 @@ def config_hash(config: PreTrainedConfig) -> str:
     return fingerprint({key: value for key, value in config.to_dict().items() if key not in volatile})
 
 
+def quantization(config: Any) -> str:
+    """By what method a configuration says that the weights are quantized, such as "compressed-tensors"."""
+    method = getattr(config, "quantization_config", None) or {}
+    found = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", None)
+    return NONE if found is None else str(getattr(found, "value", found))
+
+
 def _at_hand(module: nn.Module) -> AbstractContextManager[Any]:
     """While it lasts, the module's own weights are there, also those that ``device_map.py`` left on disk."""
     if not hasattr(module, "_hf_hook"):
@@ -136,7 +145,7 @@ def weights_hash(model: nn.Module) -> str:
         path, _, own = name.rpartition(".")
         module = model.get_submodule(path)
         with gathered([module.get_parameter(own)]), _at_hand(module):
-            start = module.get_parameter(own).detach().flatten()[:64].to("cpu", torch.bfloat16)
+            start = dequantized(module.get_parameter(own).detach()).flatten()[:64].to("cpu", torch.bfloat16)
         start = start.masked_fill(start.abs() < torch.finfo(torch.float16).tiny, 0.0)
         digest.update(name.encode() + start.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
