@@ -7,7 +7,7 @@ import ctypes
 import os
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, by malloc.h
-_BLOCK, _KEPT = 64 * 2**20, 2**29  # bytes: larger blocks, and more free memory than that, still go back
+_BLOCK, _KEPT = 2**24, 2**29  # bytes: larger blocks, as those of a cache, and more free memory than that still go back
 
 
 def keep_freed_memory() -> bool:

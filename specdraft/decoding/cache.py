@@ -18,68 +18,20 @@ from specdraft.decoding.passes import Pass
 _BUCKET = 128  # tokens by which capacities differ
 
 
-class _StaticLayer(DynamicLayer):
-    """One layer's keys and values, ``[requests, heads, capacity, d]``."""
+class _Places:
+    """What all layers of a cache share: its size, and what the next pass reads. It is apart from the cache, because
+    layers that knew the cache would be in a circle with it: gigabytes would wait for Python's collector, which counts
+    objects, not bytes."""
 
-    def __init__(self, cache: "StaticCache") -> None:
-        super().__init__()
-        self.cache = cache
-        self._window: tuple[Tensor, Tensor] | None = None  # keys and values of the pass's requests
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        # Zeros, because what no request has written is read where one is shorter than another: masked, but not NaN.
-        size, capacity = self.cache.rows, self.cache.capacity
-        self.keys = key_states.new_zeros((size, key_states.shape[1], capacity, key_states.shape[3]))
-        self.values = value_states.new_zeros((size, value_states.shape[1], capacity, value_states.shape[3]))
-        self.is_initialized = True
-
-    def narrow(self, first: int, end: int) -> None:
-        """The next passes read requests from ``first`` up to ``end``."""
-        self._window = (self.keys[first:end], self.values[first:end]) if self.is_initialized else None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new ones ``[B, heads, n, d]``; returns those to attend to, ``[B, heads, S, d]``."""
-        cache = self.cache
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if self._window is None:
-            self.narrow(cache.first, cache.first + len(key_states))
-        assert self._window is not None
-        keys, values = self._window
-        index = cache.index(key_states.shape[1], self.device)
-        keys.index_put_(index, key_states)
-        values.index_put_(index, value_states)
-        return keys[:, :, : cache.size], values[:, :, : cache.size]
-
-    def get_seq_length(self) -> int:
-        """Of the tokens before the pass, where transformers makes the mask itself."""
-        return self.cache.held
-
-
-class StaticCache(Cache):
-    """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens of each of ``rows`` requests.
-    Sliding-window layers are held whole: transformers' masks hide what lies outside the window, and a rejected draft
-    can then be undone, which a ring buffer cannot do."""
-
-    layers: list[_StaticLayer]
-
-    def __init__(self, num_layers: int, rows: int, capacity: int) -> None:
-        super().__init__(layers=[_StaticLayer(self) for _ in range(num_layers)])
+    def __init__(self, rows: int, capacity: int) -> None:
         self.rows, self.capacity = rows, -(-capacity // _BUCKET) * _BUCKET
-        self.first = self.held = self.size = self._count = 0
+        self.first = self.held = self.size = self.count = 0
         self._places = torch.empty((0, 0), dtype=torch.int64)
         self._index: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def begin(self, reading: Pass, first: int = 0) -> None:
-        """Say what the next pass reads, of the requests from ``first`` on. Raises ValueError beyond the capacity."""
-        if reading.size > self.capacity:
-            raise ValueError(f"the pass needs {reading.size} places of {self.capacity}")
-        count = len(reading.ids)
-        if (first, count) != (self.first, self._count):
-            for layer in self.layers:
-                layer.narrow(first, first + count)
-        self.first, self._count, self.held, self.size = first, count, reading.held, reading.size
+    def begin(self, reading: Pass, first: int) -> None:
+        """The next pass reads this, of the requests from ``first`` on."""
+        self.first, self.count, self.held, self.size = first, len(reading.ids), reading.held, reading.size
         self._places = reading.places
         self._index = {}
 
@@ -90,6 +42,67 @@ class StaticCache(Cache):
             rows = torch.arange(len(places), device=device)[:, None, None]
             self._index[heads, device] = rows, torch.arange(heads, device=device)[:, None], places
         return self._index[heads, device]
+
+
+class _StaticLayer(DynamicLayer):
+    """One layer's keys and values, ``[requests, heads, capacity, d]``."""
+
+    def __init__(self, places: _Places) -> None:
+        super().__init__()
+        self.places = places
+        self._window: tuple[Tensor, Tensor] | None = None  # keys and values of the pass's requests
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        # Zeros, because what no request has written is read where one is shorter than another: masked, but not NaN.
+        size, capacity = self.places.rows, self.places.capacity
+        self.keys = key_states.new_zeros((size, key_states.shape[1], capacity, key_states.shape[3]))
+        self.values = value_states.new_zeros((size, value_states.shape[1], capacity, value_states.shape[3]))
+        self.is_initialized = True
+
+    def narrow(self, first: int, end: int) -> None:
+        """The next passes read requests from ``first`` up to ``end``."""
+        self._window = (self.keys[first:end], self.values[first:end]) if self.is_initialized else None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new ones ``[B, heads, n, d]``; returns those to attend to, ``[B, heads, S, d]``."""
+        places = self.places
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if self._window is None:
+            self.narrow(places.first, places.first + len(key_states))
+        assert self._window is not None
+        keys, values = self._window
+        index = places.index(key_states.shape[1], self.device)
+        keys.index_put_(index, key_states)
+        values.index_put_(index, value_states)
+        return keys[:, :, : places.size], values[:, :, : places.size]
+
+    def get_seq_length(self) -> int:
+        """Of the tokens before the pass, where transformers makes the mask itself."""
+        return self.places.held
+
+
+class StaticCache(Cache):
+    """A ``transformers`` cache of full-attention layers with room for ``capacity`` tokens of each of ``rows`` requests.
+    Sliding-window layers are held whole: transformers' masks hide what lies outside the window, and a rejected draft
+    can then be undone, which a ring buffer cannot do."""
+
+    layers: list[_StaticLayer]
+
+    def __init__(self, num_layers: int, rows: int, capacity: int) -> None:
+        self.places = _Places(rows, capacity)
+        super().__init__(layers=[_StaticLayer(self.places) for _ in range(num_layers)])
+
+    def begin(self, reading: Pass, first: int = 0) -> None:
+        """Say what the next pass reads, of the requests from ``first`` on. Raises ValueError beyond the capacity."""
+        if reading.size > self.places.capacity:
+            raise ValueError(f"the pass needs {reading.size} places of {self.places.capacity}")
+        count = len(reading.ids)
+        if (first, count) != (self.places.first, self.places.count):
+            for layer in self.layers:
+                layer.narrow(first, first + count)
+        self.places.begin(reading, first)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copy places ``[B, m]`` of the first B requests to others: the accepted nodes of a tree move up to where the

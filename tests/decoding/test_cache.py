@@ -1,5 +1,7 @@
 """The static cache against transformers' own, which copies, and its ragged rows against plain lists."""
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -64,7 +66,7 @@ def test_it_writes_in_place():
 @pytest.mark.parametrize(("asked", "given"), [(1, BUCKET), (BUCKET, BUCKET), (BUCKET + 1, 2 * BUCKET)])
 def test_a_pass_beyond_the_capacity_is_refused(asked, given):
     cache = StaticCache(1, 1, asked)
-    assert cache.capacity == given
+    assert cache.places.capacity == given
     text(cache, 0, given - 2, 2)
     with pytest.raises(ValueError, match=f"the pass needs {given + 1} places of {given}"):
         text(cache, 0, given - 2, 3)
@@ -132,7 +134,11 @@ class Rows:
 
     def check(self) -> None:
         for layer, rows in zip(self.cache.layers, self.layers, strict=True):
-            assert layer.keys.shape[:3] == layer.values.shape[:3] == (self.cache.rows, HEADS, self.cache.capacity)
+            assert (
+                layer.keys.shape[:3]
+                == layer.values.shape[:3]
+                == (self.cache.places.rows, HEADS, self.cache.places.capacity)
+            )
             for row, (keys, values) in enumerate(rows):
                 assert torch.equal(layer.keys[row, :, : keys.shape[1]], keys)
                 assert torch.equal(layer.values[row, :, : values.shape[1]], values)
@@ -244,3 +250,14 @@ def test_a_long_life_against_the_plain_reference(seed):
         for _ in range(number(0, 2) if len(rows.lengths) < 3 else 0):
             rows.begin(number(1, 9))
         rows.check()
+
+
+def test_a_cache_is_freed_as_soon_as_nobody_holds_it() -> None:
+    cache = StaticCache(2, 3, 40)
+    layer = weakref.ref(cache.layers[0])
+    gc.disable()
+    try:
+        del cache
+        assert layer() is None  # and not when the collector comes by
+    finally:
+        gc.enable()

@@ -1,11 +1,13 @@
 """What a round of the decode loop costs the host, and what requests that are decoded side by side have of their own."""
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.cache_utils import DynamicLayer
 
 from specdraft.decoding import decoder as loop
 from specdraft.decoding import rules
@@ -13,6 +15,7 @@ from specdraft.decoding.cache import StaticCache
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.targets import Target
 from tests.fakes import TargetAsDraft, random_prompts, tiny_llama
@@ -138,3 +141,18 @@ def test_a_request_copies_no_other_when_it_comes_or_goes(target, answers, untrai
     Decoder(target, untrained(target), CHAIN).generate_batch(prompts, 16, 4)
     assert drops and all(row < last and length <= 16 + max(map(len, prompts)) + 4 for row, last, length in drops)
     assert len(drops) <= 2 * len(prompts)  # of the target's cache, and of the head's
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_nothing_of_a_batch_outlives_it(drafts: bool) -> None:
+    target = Target.from_model(tiny_llama())
+    drafter = Eagle3.for_target(target, torch.arange(0, 64, 2), layers=[1, 2]).eval() if drafts else None
+    decoder = Decoder(target, drafter, 3)
+    gc.collect()
+    gc.disable()  # it counts objects, and a cache of gigabytes is a few
+    try:
+        decoder.generate_batch(random_prompts(3, (3, 9)), 8, 3)
+        left = [each for each in gc.get_objects() if isinstance(each, StaticCache | DynamicLayer)]
+    finally:
+        gc.enable()
+    assert not left
