@@ -1,0 +1,38 @@
+"""Speeds of answers whose counts and seconds are known."""
+
+import math
+
+import pytest
+
+from specdraft.chat.speed import Speed
+
+
+def test_an_answer(answered):
+    # 20 tokens in 1 s beside 10 tokens in 1 s; the first token of each comes from the prompt's pass.
+    speed = Speed.of([answered(21, 1.0, [3, 2, 3, 0], plain=(11, 1.0))])
+    assert speed == Speed(True, 3.0, 20.0, 10.0, 2.0)
+
+
+def test_answers_count_by_their_tokens(answered):
+    slow = answered(41, 4.0, [0] * 40, plain=(9, 0.8))  # 10 tokens/s as without drafting
+    fast = answered(11, 0.25, [3, 3, 1], plain=(9, 0.8))  # 40 tokens/s
+    speed = Speed.of([slow, fast])
+    assert speed.acceptance_length == pytest.approx(1 + 7 / 43)
+    assert speed.tokens_per_second == pytest.approx(50 / 4.25)
+    assert speed.plain_tokens_per_second == pytest.approx(10)
+    assert speed.speedup == pytest.approx(5 / 4.25)
+
+
+def test_an_answer_without_a_measurement_says_nothing_of_the_speedup(answered):
+    measured = answered(21, 1.0, [3] * 5, plain=(11, 1.0))
+    for plain in (None, (1, 0.0)):  # the plain decoding may end with its first token
+        without = answered(21, 9.0, [3] * 5, plain=plain)
+        assert Speed.of([measured, without]).speedup == 2.0
+        assert math.isnan(Speed.of([without]).speedup)
+        assert Speed.of([without]).tokens_per_second == pytest.approx(20 / 9)
+
+
+def test_a_plain_answer_and_one_token(answered):
+    plain = Speed.of([answered(11, 2.0)])
+    assert (plain.drafted, plain.tokens_per_second) == (False, 5.0) and math.isnan(plain.acceptance_length)
+    assert math.isnan(Speed.of([answered(1, 0.0)]).tokens_per_second)
