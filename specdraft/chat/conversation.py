@@ -29,27 +29,24 @@ _WARM_UP = "Hello! Who are you?"
 
 @dataclass
 class Answer:
-    """An answer that grows: what was read of its tokens, and its counts and seconds so far.
-
-    drafted: whether a drafter helped. plain: some of its positions decoded again without the drafter, once it ended."""
+    """An answer that grows: its tokens as text, its counts and seconds. drafted: whether a drafter helped."""
 
     question: str
     drafted: bool
     generation: Generation
     segments: list[Segment] = field(default_factory=list)
-    plain: Generation | None = None
 
 
-def check_settings(settings: EvaluationSettings, plain_tokens: int) -> None:
-    """Raises UserError unless the settings are one way of decoding, and ``plain_tokens`` is a number of tokens."""
+def check_settings(settings: EvaluationSettings, plain_every: int) -> None:
+    """Raises UserError unless the settings are one way of decoding, and ``plain_every`` is a number of rounds."""
     if len(settings.temperatures) != 1:
         given = f"decoding.temperature is {list(settings.temperatures)}"
         raise UserError(f"{given}: expected one number, as an answer is decoded at one temperature")
     if settings.num_draft_tokens == AUTO:
         said = "decoding.num_draft_tokens is auto, for which an evaluation measures"
         raise UserError(f"{said}: expected a number, such as the one that specdraft evaluate finds")
-    if not isinstance(plain_tokens, int) or plain_tokens < 0:
-        raise UserError(f"plain_tokens is {plain_tokens}: expected 0 (not measured) or a positive number")
+    if not isinstance(plain_every, int) or plain_every < 0:
+        raise UserError(f"plain_every is {plain_every}: expected 0 (not measured) or a positive number of rounds")
 
 
 class Conversation:
@@ -64,16 +61,16 @@ class Conversation:
         drafter: "Drafter | None",
         settings: EvaluationSettings,
         system: str | None = None,
-        plain_tokens: int = 32,
+        plain_every: int = 8,
     ) -> None:
-        """``system``: the message that every conversation begins with. ``plain_tokens``: of each drafted answer so many
-        are decoded once more without the drafter; 0 for none. Raises UserError as ``check_settings``, and for a target
-        without a tokenizer."""
+        """``system``: the message that every conversation begins with. ``plain_every``: in a drafted answer, a round
+        without a draft is timed every so many rounds; 0 for none. Raises UserError as ``check_settings``, and for a
+        target without a tokenizer."""
         if target.tokenizer is None:
             raise UserError("the target has no tokenizer: expected one in its directory")
-        check_settings(settings, plain_tokens)
+        check_settings(settings, plain_every)
         self.target, self.drafter, self.settings = target, drafter, settings
-        self.plain_tokens = plain_tokens
+        self.plain_every = plain_every
         self.remembers = bool(getattr(target.tokenizer, "chat_template", None))
         if system is not None and not self.remembers:
             raise UserError("the target's tokenizer has no chat template, which system= needs: expected system=null")
@@ -111,9 +108,8 @@ class Conversation:
             yield
 
     def ask(self, question: str) -> Generator[Answer, None, None]:
-        """Yield the answer after every round, always the same object, and once more when plain decoding is measured.
-        Whoever stops early keeps what has been said. Raises UserError, and forgets the question, where there is no room
-        for an answer in the target's context."""
+        """Yield the answer after every round, always the same object. Whoever stops early keeps what has been said.
+        Raises UserError, and forgets the question, where there is no room for an answer in the target's context."""
         asked: Message = {"role": "user", "content": question}
         if not self.remembers:
             self.reset()
@@ -125,7 +121,8 @@ class Conversation:
         seed = self.settings.seed + len(self.answers)
         stream, answer = SegmentStream(self.target.tokenizer), None
         try:
-            for generation in decoder.watch(ids, self.settings.max_new_tokens, seed):
+            plain_every = self.plain_every if decoder is self._drafted else 0
+            for generation in decoder.watch(ids, self.settings.max_new_tokens, seed, plain_every):
                 if answer is None:
                     answer = Answer(question, decoder is self._drafted, generation)
                     self.answers.append(answer)
@@ -136,13 +133,3 @@ class Conversation:
             if answer is not None:
                 said = answer_in_words(self.target.tokenizer, answer.generation.tokens)
                 self.messages += [asked, {"role": "assistant", "content": said}]
-        if answer is not None and answer.drafted and self.plain_tokens and len(answer.generation.tokens) > 1:
-            answer.plain = self._decoded_plainly(ids, answer.generation.tokens, seed)
-            yield answer
-
-    def _decoded_plainly(self, ids: list[int], tokens: list[int], seed: int) -> Generation:
-        """The middle of an answer without the drafter: the time of a pass grows nearly linearly with the length of the
-        text, so that the middle takes the mean of all positions. Greedy, it is the answer's own tokens."""
-        rounds = min(self.plain_tokens, len(tokens) - 1)
-        start = (len(tokens) - 1 - rounds) // 2
-        return self._plain.generate([*ids, *tokens[:start]], rounds + 1, seed)

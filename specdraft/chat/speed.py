@@ -29,13 +29,10 @@ class Speed:
         rounds = [accepted for answer in answers for accepted in answer.generation.accepted]
         tokens = sum(_emitted(answer.generation) for answer in answers)
         seconds = sum(answer.generation.decode_seconds for answer in answers)
-        taken = plainly = compared = 0.0
-        for answer in answers:
-            if answer.plain is not None and _emitted(answer.plain):
-                compared += _emitted(answer.generation)
-                taken += answer.generation.decode_seconds
-                step = answer.plain.decode_seconds / _emitted(answer.plain)
-                plainly += _emitted(answer.generation) * step
+        timed = [answer.generation for answer in answers if answer.generation.plain_rounds]
+        compared = sum(map(_emitted, timed))
+        taken = sum(each.decode_seconds for each in timed)
+        plainly = sum(_emitted(each) * each.plain_seconds / each.plain_rounds for each in timed)
         return cls(
             drafted=any(answer.drafted for answer in answers),
             acceptance_length=acceptance_length(sum(rounds), len(rounds)),

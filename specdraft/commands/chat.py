@@ -34,14 +34,14 @@ def main(config: DictConfig) -> None:
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
-    check_settings(settings, config.plain_tokens)
+    check_settings(settings, config.plain_every)
     complete_target(config.target, trained)
     target = build(config.target)
     if trained:
         check_target(trained, target)
     if drafter is not None:
         drafter.to(target.device, target.dtype)
-    conversation = Conversation(target, drafter, settings, config.system, config.plain_tokens)
+    conversation = Conversation(target, drafter, settings, config.system, config.plain_every)
     screen = Screen(Console(), config.show_rejected)
     given = [str(question) for question in config.questions]
     try:

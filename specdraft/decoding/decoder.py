@@ -11,6 +11,7 @@ Accounting is vLLM's: the prompt's pass emits the first token and is no round; e
 tokens that were accepted count even where they run past the end of text or the token limit."""
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import torch
 
@@ -77,15 +78,24 @@ class Decoder:
             if ended:
                 yield request.number, request.result
 
-    def watch(self, prompt_ids: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[Generation]:
+    def watch(
+        self, prompt_ids: Sequence[int], max_new_tokens: int, seed: int = 0, plain_every: int = 0
+    ) -> Iterator[Generation]:
         """Decode one prompt as ``generate`` does, and yield its growing generation after the prompt's pass and after
-        every round: always the same object, at the last what ``generate`` gives. Raises UserError as ``generate``."""
-        for request, _ in self._steps([prompt_ids], max_new_tokens, [seed], 1):
+        every round: always the same object, at the last what ``generate`` gives. Before the first round and then every
+        ``plain_every`` rounds, one without a draft is timed at the same place; 0: none. Raises UserError as
+        ``generate``."""
+        for request, _ in self._steps([prompt_ids], max_new_tokens, [seed], 1, plain_every):
             yield request.result
 
     @torch.inference_mode()
     def _steps(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seeds: Sequence[int] | None, batch_size: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        seeds: Sequence[int] | None,
+        batch_size: int,
+        plain_every: int = 0,
     ) -> Iterator[tuple[Request, bool]]:
         """The loop: yields every request after its prompt's pass and after each of its rounds, and whether it ended."""
         if batch_size < 1:
@@ -101,7 +111,7 @@ class Decoder:
         lengths = [min(len(prompt) + max_new_tokens, self.target.max_length) for prompt in prompts]
         requests = Requests(self, min(batch_size, len(prompts)), max(lengths))
         waiting = iter(range(len(prompts)))
-        while True:
+        for rounds in count():
             while len(requests.under_way) < batch_size and (number := next(waiting, None)) is not None:
                 request = requests.begin(number, prompts[number], lengths[number] - len(prompts[number]), seeds[number])
                 yield request, self._ends(requests, len(requests.under_way) - 1)
@@ -109,6 +119,8 @@ class Decoder:
                 return
             tokens = len(requests.under_way) * (1 if self.shape is None else 1 + self.shape.num_nodes)
             with limited(self.target.decoding_threads if tokens <= FEW_TOKENS else None):
+                if plain_every and rounds % plain_every == 0:
+                    requests.time_plain_round()
                 requests.round()
             for index in reversed(range(len(requests.under_way))):
                 yield requests.under_way[index], self._ends(requests, index)

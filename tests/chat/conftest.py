@@ -34,12 +34,11 @@ def conversation(target):
 
 @pytest.fixture
 def answered():
-    """answered(tokens, seconds, accepted, plain=(tokens, seconds)) -> an answer with these counts."""
+    """answered(tokens, seconds, accepted, plain=(rounds, seconds)) -> an answer with these counts."""
 
-    def make(tokens, seconds, accepted=(), plain=None, segments=(), question="q") -> Answer:
+    def make(tokens, seconds, accepted=(), plain=(0, 0.0)) -> Answer:
         counts = {"drafted": [3] * len(accepted), "accepted": list(accepted)}
-        generation = Generation([7] * tokens, decode_seconds=seconds, **counts)
-        beside = None if plain is None else Generation([7] * plain[0], decode_seconds=plain[1])
-        return Answer(question, bool(accepted), generation, list(segments), beside)
+        timed = {"decode_seconds": seconds, "plain_rounds": plain[0], "plain_seconds": plain[1]}
+        return Answer("q", bool(accepted), Generation([7] * tokens, **counts, **timed))
 
     return make

@@ -29,7 +29,7 @@ def test_every_segment_is_the_traces(conversation, target, temperature):
         seen += new
         rounds += 1
     generation = answer.generation
-    assert rounds == 2 + len(generation.accepted)  # the prompt's pass, the rounds, the plain decoding
+    assert rounds == 1 + len(generation.accepted)  # the prompt's pass is none
     assert seen == segments(generation.trace, len(generation.tokens), target.tokenizer)
     shown = "".join(each.text for each in seen if each.status != REJECTED)
     assert shown == target.tokenizer.decode(generation.tokens, skip_special_tokens=True).rstrip("\ufffd")
@@ -66,14 +66,11 @@ def test_seeds_differ_between_answers(conversation):
     assert last(conversation(temperature=1.0).ask("one")).generation.tokens == first.generation.tokens
 
 
-def test_plain_decoding_is_measured_in_the_middle_of_the_answer(conversation):
-    answer = last(conversation(plain_tokens=9).ask("one"))
-    tokens = answer.generation.tokens
-    assert len(tokens) == 24 and answer.drafted
-    assert answer.plain.tokens == tokens[7:17]  # 9 rounds after the prompt's pass, as many positions before as after
-    assert answer.plain.accepted == [] and answer.plain.decode_seconds > 0
-    assert last(conversation(plain_tokens=99).ask("one")).plain.tokens == tokens
-    assert last(conversation(plain_tokens=0).ask("one")).plain is None
+def test_plain_rounds_are_timed_as_often_as_is_asked(conversation):
+    for every in (1, 3):
+        generation = last(conversation(plain_every=every).ask("one")).generation
+        assert generation.plain_rounds == -(-len(generation.accepted) // every) and generation.plain_seconds > 0
+    assert last(conversation(plain_every=0).ask("one")).generation.plain_rounds == 0
 
 
 def test_the_drafter_may_be_switched_off(conversation):
@@ -84,7 +81,7 @@ def test_the_drafter_may_be_switched_off(conversation):
     plain = last(chat.ask("one"))
     assert plain.generation.tokens == drafted.generation.tokens
     assert (drafted.drafted, plain.drafted) == (True, False)
-    assert plain.generation.accepted == [] and plain.plain is None
+    assert plain.generation.accepted == [] and plain.generation.plain_rounds == 0
     assert {each.status for each in plain.segments} == {"own"}
 
 
@@ -96,7 +93,7 @@ def test_an_answer_that_was_stopped_is_kept(conversation, target):
             break
     answers.close()
     tokens = answer.generation.tokens
-    assert 5 < len(tokens) < 24 and answer.plain is None and chat.answers == [answer]
+    assert 5 < len(tokens) < 24 and chat.answers == [answer]
     assert chat.messages[-1]["content"] == answer_in_words(target.tokenizer, tokens)
 
 
@@ -137,7 +134,7 @@ def test_without_a_chat_template_every_question_stands_alone(conversation, token
     [
         ({"temperatures": (0.0, 1.0)}, {}, "expected one number"),
         ({"num_draft_tokens": "auto"}, {}, "num_draft_tokens is auto"),
-        ({}, {"plain_tokens": -1}, "plain_tokens is -1"),
+        ({}, {"plain_every": -1}, "plain_every is -1"),
     ],
 )
 def test_bad_settings(target, settings, options, said):

@@ -14,9 +14,9 @@ ROUNDS = [
     [Segment("It is", OWN)],
     [Segment(" a [b]list", ACCEPTED), Segment("\nno", REJECTED), Segment(" of", CORRECTED)],
     [Segment(" things.\n\nAnd", ACCEPTED), Segment(" more", BONUS)],
-    [],  # plain decoding was measured
+    [Segment(".", CORRECTED)],
 ]
-ANSWER = "It is a [b]list of things.\n\nAnd more"
+ANSWER = "It is a [b]list of things.\n\nAnd more."
 
 
 def growing(answer):
@@ -37,7 +37,7 @@ def frames(console) -> list[str]:
 
 @pytest.fixture
 def answer(answered):
-    return answered(21, 1.0, [3, 2, 3, 0], plain=(11, 1.0))
+    return answered(21, 1.0, [3, 2, 3, 0], plain=(10, 1.0))
 
 
 def test_elsewhere_it_is_plain_text(answer):
@@ -59,7 +59,7 @@ def test_a_terminal_shows_colors_and_measures_below(answer):
     assert "\x1b[3;32m more\x1b[0m" in written
     shown = frames(screen.console)
     assert "It is\nacceptance length" in shown[0]
-    assert shown[-1].split("\n")[0] == "And more" and "speedup 2.00" in shown[-1]
+    assert shown[-1].split("\n")[0] == "And more." and "speedup 2.00" in shown[-1]
     assert sum(each.startswith("It is a [b]list of things.\n") for each in shown) == 1  # complete lines scroll by
 
 

@@ -54,6 +54,6 @@ def test_a_status_line_says_what_was_measured(speed, line):
 
 
 def test_a_summary_is_of_several_drafted_answers(answered):
-    drafted, plain = answered(21, 1.0, [3] * 5, plain=(11, 1.0)), answered(11, 2.0)
+    drafted, plain = answered(21, 1.0, [3] * 5, plain=(10, 1.0)), answered(11, 2.0)
     assert summary([drafted, plain]) == ""
     assert summary([drafted, plain, drafted]) == f"2 drafted answers: {status_line(Speed.of([drafted, drafted]))}"

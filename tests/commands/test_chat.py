@@ -100,7 +100,7 @@ def test_what_was_answered_before_a_bad_question_is_recorded(chat, folder, tmp_p
         (["target=tinny"], "unknown target 'tinny': expected one of"),
         (["target=tiny", "decoding.temperature=-1"], "temperature is -1"),
         (["target.name=nowhere", "decoding.temperature=[0,1]"], "expected one number"),  # seen before the target is
-        (["target.name=nowhere", "plain_tokens=-1"], "plain_tokens is -1"),
+        (["target.name=nowhere", "plain_every=-1"], "plain_every is -1"),
         (["target=tiny", "decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
     ],
 )
