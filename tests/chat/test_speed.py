@@ -28,6 +28,8 @@ def test_an_answer_without_a_measurement_says_nothing_of_the_speedup(answered):
     without = answered(21, 9.0, [3] * 5)
     assert Speed.of([measured, without]).speedup == 2.0
     assert math.isnan(Speed.of([without]).speedup)
+    few = answered(21, 1.0, [3] * 5, plain=(3, 0.3))  # a stall in one of them would be all that one sees
+    assert math.isnan(Speed.of([few]).speedup) and Speed.of([few, few]).speedup == pytest.approx(2.0)
     assert Speed.of([without]).tokens_per_second == pytest.approx(20 / 9)
 
 

@@ -53,7 +53,9 @@ def chat(monkeypatch, capsys):
 
 
 def test_questions_from_a_pipe(chat, folder):
-    status, out, error = chat(f"checkpoint={folder / 'run'}", lines="def add\n/new\ndef add\n/quit\nnever\n")
+    status, out, error = chat(
+        f"checkpoint={folder / 'run'}", "plain_every=1", lines="def add\n/new\ndef add\n/quit\nnever\n"
+    )
     assert status == 0, error
     heading, *rest = out.splitlines()
     assert heading == f"{folder / 'target'} · eagle3, chain of 2, most likely tokens · temperature 0"
