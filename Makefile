@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup smollm2 train evaluate export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup smollm2 train evaluate chat export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ train: $(INSTALLED) $(WITH_SMOLLM2) ## train, evaluate and export a drafter; wit
 
 evaluate: $(INSTALLED) $(WITH_SMOLLM2) ## measure a drafter: ARGS="checkpoint=PATH"
 	$(RUN) evaluate.py $(ARGS)
+
+chat: $(INSTALLED) $(WITH_SMOLLM2) ## talk to a target and see what was drafted: ARGS="checkpoint=PATH" or ARGS="target=smollm2-135m"
+	$(RUN) -m specdraft chat $(ARGS)
 
 export: $(INSTALLED) $(WITH_SMOLLM2) ## write an engine's format: ARGS="engine=vllm checkpoint=PATH"
 	$(RUN) export $(ARGS)

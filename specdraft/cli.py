@@ -10,6 +10,7 @@ from specdraft import __version__
 COMMANDS = {
     "train": ("train", "train a drafter, measure it, export it"),
     "evaluate": ("evaluate", "measure a trained drafter by really decoding with it"),
+    "chat": ("chat", "talk to a target, each token in the color of its draft"),
     "export": ("export", "write a trained drafter as a serving engine loads it"),
     "doctor": ("doctor", "find why a served drafter is hardly ever accepted"),
     "regenerate": ("regenerate", "let the target answer the training prompts beforehand"),

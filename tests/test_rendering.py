@@ -12,6 +12,6 @@ def test_a_missing_value_is_an_error():
 
 
 def test_values_are_escaped():
-    assert "<i>&lt;b&gt;</i>" in render(
+    assert "<span>&lt;b&gt;</span>" in render(
         "evaluation/report/templates/answer.html.jinja", segments=[{"text": "<b>", "status": "own"}]
     )

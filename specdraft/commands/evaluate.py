@@ -13,10 +13,8 @@ from specdraft.errors import UserError
 def main(config: DictConfig) -> None:
     """Decode the benchmark's prompts with and without the drafter; print a table, write JSON and HTML."""
     # Imported here so that --help answers at once.
-    import torch
-
     from specdraft.data.prompts import usual_benchmark
-    from specdraft.drafters.checkpoint import check_target, find, load_drafter
+    from specdraft.drafters.checkpoint import check_target, complete_target, find, load_drafter
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.evaluation.report.charts import check_png, write_png
     from specdraft.evaluation.report.comparison import names
@@ -35,11 +33,7 @@ def main(config: DictConfig) -> None:
     config.benchmark = config.benchmark or usual_benchmark(trained)
     prompts = load_prompts(config.benchmark, config.limit)
 
-    if config.target.name is None:
-        config.target.name, config.target.revision = trained["target"]["name"], trained["target"]["revision"]
-    if config.target.dtype is None:
-        on_gpu = torch.cuda.is_available() and config.target.device != "cpu"
-        config.target.dtype = "auto" if on_gpu else "float32"
+    complete_target(config.target, trained)
     target = build(config.target)
     for each, about in loaded:
         check_target(about, target)

@@ -11,6 +11,7 @@ Accounting is vLLM's: the prompt's pass emits the first token and is no round; e
 tokens that were accepted count even where they run past the end of text or the token limit."""
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import torch
 
@@ -65,7 +66,6 @@ class Decoder:
         results = dict(self.stream(prompts, max_new_tokens, seeds, batch_size))
         return [results[number] for number in range(len(prompts))]
 
-    @torch.inference_mode()
     def stream(
         self,
         prompts: Sequence[Sequence[int]],
@@ -74,6 +74,30 @@ class Decoder:
         batch_size: int = 1,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield ``(number of the prompt, generation)`` as requests end, not necessarily in their order."""
+        for request, ended in self._steps(prompts, max_new_tokens, seeds, batch_size):
+            if ended:
+                yield request.number, request.result
+
+    def watch(
+        self, prompt_ids: Sequence[int], max_new_tokens: int, seed: int = 0, plain_every: int = 0
+    ) -> Iterator[Generation]:
+        """Decode one prompt as ``generate`` does, and yield its growing generation after the prompt's pass and after
+        every round: always the same object, at the last what ``generate`` gives. Before the first round and then every
+        ``plain_every`` rounds, one without a draft is timed at the same place; 0: none. Raises UserError as
+        ``generate``."""
+        for request, _ in self._steps([prompt_ids], max_new_tokens, [seed], 1, plain_every):
+            yield request.result
+
+    @torch.inference_mode()
+    def _steps(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        seeds: Sequence[int] | None,
+        batch_size: int,
+        plain_every: int = 0,
+    ) -> Iterator[tuple[Request, bool]]:
+        """The loop: yields every request after its prompt's pass and after each of its rounds, and whether it ended."""
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}: expected at least 1 prompt to be decoded at a time")
         for prompt in prompts:
@@ -87,30 +111,29 @@ class Decoder:
         lengths = [min(len(prompt) + max_new_tokens, self.target.max_length) for prompt in prompts]
         requests = Requests(self, min(batch_size, len(prompts)), max(lengths))
         waiting = iter(range(len(prompts)))
-        while True:
+        for rounds in count():
             while len(requests.under_way) < batch_size and (number := next(waiting, None)) is not None:
                 request = requests.begin(number, prompts[number], lengths[number] - len(prompts[number]), seeds[number])
-                if self._finished(request):
-                    requests.drop(len(requests.under_way) - 1)
-                    yield number, self._end(request)
+                yield request, self._ends(requests, len(requests.under_way) - 1)
             if not requests.under_way:
                 return
             tokens = len(requests.under_way) * (1 if self.shape is None else 1 + self.shape.num_nodes)
             with limited(self.target.decoding_threads if tokens <= FEW_TOKENS else None):
+                if plain_every and rounds % plain_every == 0:
+                    requests.time_plain_round()
                 requests.round()
             for index in reversed(range(len(requests.under_way))):
-                if self._finished(request := requests.under_way[index]):
-                    requests.drop(index)
-                    yield request.number, self._end(request)
+                yield requests.under_way[index], self._ends(requests, index)
 
-    def _finished(self, request: Request) -> bool:
+    def _ends(self, requests: Requests, index: int) -> bool:
+        """Whether the request of that index has all its tokens; one that has is dropped, and its result made whole."""
+        request = requests.under_way[index]
         tokens, new = request.result.tokens, request.result.tokens[request.read :]
         request.read = len(tokens)
-        return len(tokens) >= request.limit or not self.target.eos_token_ids.isdisjoint(new)
-
-    def _end(self, request: Request) -> Generation:
-        result = request.result
-        result.tokens = truncate(result.tokens, request.limit, self.target.eos_token_ids)
+        if len(tokens) < request.limit and self.target.eos_token_ids.isdisjoint(new):
+            return False
+        requests.drop(index)
+        request.result.tokens = truncate(tokens, request.limit, self.target.eos_token_ids)
         if request.divergence:
-            result.divergence = torch.stack(request.divergence).tolist()
-        return result
+            request.result.divergence = torch.stack(request.divergence).tolist()
+        return True

@@ -14,6 +14,8 @@ class Generation:
     divergence: per round, of a lossy rule on chains, the total variation of its first token from the target.
     Seconds: of the prompt's pass, of all rounds after it (each with what the drafter does there), and the drafter's
     share of the rounds. Requests that are decoded side by side share their rounds, and each counts them whole.
+    plain_rounds, plain_seconds: of rounds without a draft that were timed on the way, as ``Decoder.watch`` may; they
+    emit nothing and are no part of the decoding time.
     trace: the rounds themselves, if the decoder was asked for them."""
 
     tokens: list[int]
@@ -24,6 +26,8 @@ class Generation:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
+    plain_rounds: int = 0
+    plain_seconds: float = 0.0
     trace: Trace | None = None
 
 

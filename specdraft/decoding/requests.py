@@ -99,7 +99,7 @@ class Requests:
         marks = [self.clock.mark()]
         trees = self._draft(texts, min(lengths))
         marks.append(self.clock.mark())
-        logits, features = self._verify(texts, trees)
+        logits, features = self._verify(texts, trees, self.layers)
         verdict = self._accept(trees, logits)
         marks.append(self.clock.mark())
         emitted = self._commit(texts, trees, verdict, features)
@@ -110,6 +110,25 @@ class Requests:
         for request in self.under_way:  # what is done for all counts whole for each
             request.result.decode_seconds += spent
             request.result.draft_seconds += 0.0 if self.drafting is None else drafting
+
+    def time_plain_round(self) -> None:
+        """Time a round without a draft where the requests stand: the target reads their last tokens and chooses the
+        next ones, which nobody keeps. The next round writes the same into the cache again."""
+        started = time.perf_counter()
+        lengths = [request.length for request in self.under_way]
+        texts = Texts(self.lengths[: len(lengths)], max(lengths))
+        trees = empty(len(lengths), self.target.device)
+        logits, _ = self._verify(texts, trees, ())
+        if self.sampling.greedy:
+            verdict = rules.greedy(trees, logits.argmax(-1))
+        else:
+            p = self.sampling.probabilities(logits)
+            verdict = rules.rejection_sampling(trees, p, self._chance(0, len(p)).uniform(0, p.shape[1]))
+        verdict.next_token.tolist()  # waits for the device
+        spent = time.perf_counter() - started
+        for request in self.under_way:
+            request.result.plain_rounds += 1
+            request.result.plain_seconds += spent
 
     def drop(self, index: int) -> None:
         """Forget a request; the last one takes its row."""
@@ -139,11 +158,11 @@ class Requests:
             trees = trees.truncate(self.target.max_length - texts.lengths)
         return trees
 
-    def _verify(self, texts: Texts, trees: DraftTrees) -> tuple[Tensor, Features]:
+    def _verify(self, texts: Texts, trees: DraftTrees, layers: Sequence[int]) -> tuple[Tensor, Features]:
         """The target's logits ``[B, N + 1, V]`` and features after the last emitted token and after every node."""
         last, limit = self.last[: len(texts.lengths)], self.target.max_length
         reading = Pass.trees(last, trees, texts.lengths - 1, texts.longest - 1, limit)
-        features = self.target.step(reading, self.cache, self.layers)
+        features = self.target.step(reading, self.cache, layers)
         return self.target.logits(features.last), features
 
     def _accept(self, trees: DraftTrees, logits: Tensor) -> rules.Verdict:

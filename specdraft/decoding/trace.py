@@ -8,7 +8,7 @@ from typing import Any
 
 from specdraft.decoding.tree import ROOT, DraftTrees
 
-ACCEPTED, REJECTED, CORRECTED, OWN = "accepted", "rejected", "corrected", "own"
+ACCEPTED, REJECTED, CORRECTED, BONUS, OWN = "accepted", "rejected", "corrected", "bonus", "own"
 _WINDOW, _CONTEXT = 64, 8  # tokens that are decoded at a time, and those that decide how the next ones read
 
 
@@ -56,7 +56,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of text of one status: ``ACCEPTED``, ``REJECTED``, ``CORRECTED`` or ``OWN``."""
+    """A stretch of text of one status: drafted and ``ACCEPTED`` or ``REJECTED``; of the target, ``CORRECTED`` after a
+    rejected draft, ``BONUS`` after one that was accepted whole, ``OWN`` where nothing was drafted."""
 
     text: str
     status: str
@@ -65,21 +66,36 @@ class Segment:
 def segments(trace: Trace, length: int, tokenizer: Any) -> list[Segment]:
     """The first ``length`` emitted tokens of a trace as text, each round's rejected tokens before the target's own.
     Without a tokenizer tokens are shown as numbers."""
-    text = _TextStream(tokenizer)
-    found = [Segment(text.add([trace.first_token]), OWN)]
-    left = length - 1
-    for each in trace.rounds:
-        if left <= 0:
-            break
-        kept = each.drafted[: min(each.accepted, left)]
-        found.append(Segment(text.add(kept), ACCEPTED))
-        left -= len(kept)
-        if left > 0:
-            rejected = each.drafted[each.accepted :]
-            found.append(Segment(text.instead(rejected), REJECTED))
-            found.append(Segment(text.add([each.next_token]), CORRECTED if rejected else OWN))
-            left -= 1
-    return [segment for segment in found if segment.text]
+    return SegmentStream(tokenizer).read(trace, length)
+
+
+class SegmentStream:
+    """The segments of a trace that grows, as ``segments`` gives them at its end."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Without a tokenizer tokens are shown as numbers."""
+        self._text = _TextStream(tokenizer)
+        self._tokens = self._rounds = 0  # read
+
+    def read(self, trace: Trace, length: int) -> list[Segment]:
+        """What the first ``length`` emitted tokens have that was not read before; ``length`` may cut the last round."""
+        found = []
+        if not self._tokens:
+            found.append(Segment(self._text.add([trace.first_token]), OWN))
+            self._tokens = 1
+        for each in trace.rounds[self._rounds :]:
+            left = length - self._tokens
+            if left <= 0:
+                break
+            self._rounds += 1
+            kept, rejected = each.drafted[: min(each.accepted, left)], each.drafted[each.accepted :]
+            found.append(Segment(self._text.add(kept), ACCEPTED))
+            if len(kept) < left:
+                found.append(Segment(self._text.instead(rejected), REJECTED))
+                status = CORRECTED if rejected else BONUS if kept else OWN
+                found.append(Segment(self._text.add([each.next_token]), status))
+            self._tokens += min(len(kept) + 1, left)
+        return [segment for segment in found if segment.text]
 
 
 class _TextStream:
@@ -89,6 +105,7 @@ class _TextStream:
         self.tokenizer = tokenizer
         self.ids: list[int] = []  # the last ones
         self.shown = 0  # characters handed out
+        self.ends: list[int] = []  # numbers of ids whose text ends with a whole character
 
     def add(self, ids: Sequence[int]) -> str:
         """The text that these ids add. Half a character waits for its other half."""
@@ -96,10 +113,18 @@ class _TextStream:
         text = self._decode(self.ids)
         whole = text.rstrip("\ufffd")
         added, self.shown = whole[self.shown :], max(self.shown, len(whole))
-        if len(self.ids) > _WINDOW and text == whole:  # to decode all of it each time would take quadratic time
-            self.ids = self.ids[-_CONTEXT:]
-            self.shown = len(self._decode(self.ids))
+        if text == whole:
+            self.ends.append(len(self.ids))
+            if len(self.ids) > _WINDOW:  # to decode all of it each time would take quadratic time
+                self._forget()
         return added
+
+    def _forget(self) -> None:
+        """Keep the ids that decide how the next ones read, from the beginning of a character: with the second half of
+        one before them, byte tokens would not read as text."""
+        start = max((end for end in self.ends if end <= len(self.ids) - _CONTEXT), default=0)
+        self.ids, self.ends = self.ids[start:], [end - start for end in self.ends if end > start]
+        self.shown = len(self._decode(self.ids))
 
     def instead(self, ids: Sequence[int]) -> str:
         """The text that these ids would add."""
@@ -108,4 +133,4 @@ class _TextStream:
     def _decode(self, ids: list[int]) -> str:
         if self.tokenizer is None:
             return "".join(f"{token} " for token in ids)
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -5,6 +5,7 @@ it was trained, so that ``evaluate.py checkpoint=PATH`` needs nothing else."""
 
 import importlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -119,6 +120,15 @@ def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
     if isinstance(drafter, DraftVocabulary):
         drafter.set_draft_vocabulary(drafter.draft_ids)  # checks them
     return drafter.eval().requires_grad_(False), config
+
+
+def complete_target(settings: Any, config: Mapping[str, Any]) -> None:
+    """Fill in what the ``target`` of a configuration leaves open: the name and revision that the checkpoint recorded,
+    and the type, float32 on a CPU and the target's own on a GPU."""
+    if settings.name is None:
+        settings.name, settings.revision = config["target"]["name"], config["target"]["revision"]
+    if settings.dtype is None:
+        settings.dtype = "auto" if torch.cuda.is_available() and settings.device != "cpu" else "float32"
 
 
 def check_target(config: dict[str, Any], target: Target) -> None:

@@ -19,7 +19,7 @@ from specdraft.decoding.trace import segments
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import first_difference
 from specdraft.evaluation.results import Request, Result, distinct_ngrams, summarize
-from specdraft.evaluation.settings import EvaluationSettings, drafted
+from specdraft.evaluation.settings import EvaluationSettings, drafted, is_trained
 from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostSettings
@@ -125,13 +125,8 @@ def _ways(drafters: "Mapping[str, Drafter]", shape: Shape, draftings: Sequence[s
     """The first drafting with every drafter, then the other ones with those that it makes a difference to."""
     for beside, drafting in enumerate(draftings):
         for name, drafter in drafters.items():
-            # What has no parameters chooses its tokens: it has no distribution to sample from.
-            if not beside or (_trained(drafter) and isinstance(shape, StaticTree)):
-                yield Way(name, drafter, drafted(shape, drafting if _trained(drafter) else GREEDY), bool(beside))
-
-
-def _trained(drafter: "Drafter") -> bool:
-    return next(drafter.parameters(), None) is not None
+            if not beside or (is_trained(drafter) and isinstance(shape, StaticTree)):
+                yield Way(name, drafter, drafted(shape, drafting if is_trained(drafter) else GREEDY), bool(beside))
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ class _Evaluator:
             own = [request for request in requests if request.category == category]
             self.evaluation.categories.append(about(own, way.name, temperature, way.shape.depth, category))
         self.evaluation.samples.extend(self._samples(result, requests))
-        if cost is not None and _trained(way.drafter):
+        if cost is not None and is_trained(way.drafter):
             self._predict(way, result, requests, cost)
 
     def _predict(self, way: Way, result: Result, requests: Sequence[Request], cost: CostSettings) -> None:
@@ -195,7 +190,7 @@ class _Evaluator:
         the times of the steps. What has no parameters costs nothing to draft: the usual length."""
         settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
         best = StaticTree.chain(draft_tokens(AUTO))
-        if _trained(way.drafter):
+        if is_trained(way.drafter):
             chosen = [self.prompts[index] for index in _one_of_each_category(self.prompts)[:_PILOT_PROMPTS]]
             pilot = replace(self, prompts=chosen, settings=settings, progress=False)
             with tqdm(disable=True) as bar:

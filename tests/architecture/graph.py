@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("export",),
     ("evaluation",),
     ("training",),
-    ("doctor", "embedded"),
+    ("chat", "doctor", "embedded"),
     ("commands",),
 )
 

@@ -12,6 +12,7 @@ import torch
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import Generation, truncate
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
@@ -213,3 +214,15 @@ def test_a_drafter_must_draft(target, num_draft_tokens):
     with pytest.raises(UserError, match=f"num_draft_tokens is {num_draft_tokens}: expected at least 1"):
         Decoder(target, PromptLookup(), num_draft_tokens)
     assert Decoder(target, None, num_draft_tokens).generate([1, 2], 3).tokens  # plain decoding has no use for it
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_plain_rounds_that_are_timed_on_the_way_change_nothing(target, answers, temperature):
+    shape = StaticTree(((0,), (1,), (0, 0), (1, 0)))
+    for index in (3, 7):
+        decoder = Decoder(target, PromptLookup(), shape, Sampling(temperature))
+        expected = decoder.generate(answers.prompts[index], NEW_TOKENS, seed=5)
+        *_, found = decoder.watch(answers.prompts[index], NEW_TOKENS, 5, plain_every=2)
+        assert (found.tokens, found.accepted) == (expected.tokens, expected.accepted)
+        assert found.plain_rounds == -(-len(found.accepted) // 2) and expected.plain_rounds == 0
+        assert found.plain_seconds > 0

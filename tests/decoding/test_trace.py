@@ -1,12 +1,16 @@
 """A trace must tell what was decoded: its tokens are the generation's, its counts the generation's."""
 
+from itertools import chain
+
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
-from specdraft.decoding.trace import ACCEPTED, CORRECTED, OWN, REJECTED, Round, Trace, segments
+from specdraft.decoding.trace import ACCEPTED, BONUS, CORRECTED, OWN, REJECTED, Round, SegmentStream, Trace, segments
 from specdraft.decoding.tree import ROOT, DraftTrees, empty
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.embedded.tokenizer import train_tokenizer
@@ -70,6 +74,36 @@ def test_segments_are_the_answer(tokenizer):
     assert len(segments(trace, 3, tokenizer)) == 2  # cut inside the first round: nothing after the cut
 
 
+def test_the_targets_own_tokens_say_what_became_of_the_draft_before_them():
+    trace = Trace([1], 2, [Round([3, 4], 1, 5), Round([6, 7], 2, 8), Round([], 0, 9), Round([3], 0, 4)])
+    assert [(each.text, each.status) for each in segments(trace, 8, None)] == [
+        ("2 ", OWN),
+        ("3 ", ACCEPTED),
+        ("4 ", REJECTED),
+        ("5 ", CORRECTED),
+        ("6 7 ", ACCEPTED),
+        ("8 ", BONUS),
+        ("9 ", OWN),
+        ("3 ", REJECTED),
+        ("4 ", CORRECTED),
+    ]
+
+
+@pytest.mark.parametrize("shape", [3, StaticTree(((0,), (1,), (0, 0), (1, 0)))])
+def test_segments_read_while_decoding_are_those_of_the_end(shape, tokenizer):
+    target = Target.from_model(tiny_llama(300))
+    decoder = Decoder(target, PromptLookup(), shape, trace=True)
+    stream, found, tokens = SegmentStream(tokenizer), [], []
+    for generation in decoder.watch([5, 6, 7, 5, 6], 40):
+        assert len(generation.tokens) > len(tokens)  # after every round
+        tokens = list(generation.tokens)
+        found.append(stream.read(generation.trace, len(tokens)))
+    whole = decoder.generate([5, 6, 7, 5, 6], 40)
+    assert tokens == whole.tokens and len(found) == 1 + len(whole.accepted) > 5
+    assert [*chain.from_iterable(found)] == segments(whole.trace, len(whole.tokens), tokenizer)
+    assert stream.read(whole.trace, len(whole.tokens)) == []
+
+
 def test_half_a_character_waits_for_its_other_half(tokenizer):
     ids = tokenizer("é€").input_ids
     assert len(ids) > 2  # bytes
@@ -77,6 +111,30 @@ def test_half_a_character_waits_for_its_other_half(tokenizer):
     assert "".join(segment.text for segment in segments(trace, len(ids), tokenizer)) == "é€"
     single = Trace([1], ids[0], [Round([], 0, token) for token in ids[1:]])
     assert "".join(segment.text for segment in segments(single, len(ids), tokenizer)) == "é€"
+
+
+@pytest.fixture(scope="module")
+def sentencepiece():
+    """A tokenizer as Llama 2 has it: spaces are signs that open words, and unknown characters are bytes."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "\u2581a", "\u2581b"]
+    merges = [("\u2581", "a"), ("\u2581", "b")]
+    model = models.BPE({word: place for place, word in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
+    made = Tokenizer(model)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("text", ["a b  ab bab é€ a", "a b " * 60 + "😀€" * 50 + " ab", "€ 😀 a " * 50])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+def test_spaces_and_bytes_of_sentencepiece(sentencepiece, text, tokens):
+    """Characters of three and four bytes lie across every place where the beginning of a text is forgotten."""
+    ids = sentencepiece(text, add_special_tokens=False).input_ids
+    drafts = [ids[at : at + tokens] for at in range(1, len(ids), tokens)]
+    trace = Trace([], ids[0], [Round(draft[:-1], len(draft) - 1, draft[-1]) for draft in drafts])
+    shown = "".join(segment.text for segment in segments(trace, len(ids), sentencepiece))
+    assert shown == sentencepiece.decode(ids) == text
 
 
 def test_a_long_text_is_shown_whole_however_it_is_cut(tokenizer):

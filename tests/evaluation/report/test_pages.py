@@ -8,7 +8,7 @@ from math import isfinite
 
 import pytest
 
-from specdraft.decoding.trace import ACCEPTED, CORRECTED, OWN, REJECTED, Segment
+from specdraft.decoding.trace import ACCEPTED, BONUS, CORRECTED, OWN, REJECTED, Segment
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import Difference
 from specdraft.evaluation.report.comparison import gather
@@ -255,14 +255,15 @@ def answer(*segments: Segment) -> str:
     whole = answer_page(segments)
     assert whole.startswith("<!doctype html><html>") and whole.endswith("</pre></body></html>")
     assert "http" not in whole and "<script" not in whole and "prefers-color-scheme: dark" in whole
-    for tag in "usbi":  # the key shows each
+    for tag in ("u", "s", "b", "i", "span"):  # the key shows each
         assert re.search(rf"<p .*<{tag}>", whole)
     return whole.split('<pre class="sample">')[1].removesuffix("</pre></body></html>")
 
 
 def test_marks_do_not_depend_on_color():
-    page = answer(Segment("  a<b", ACCEPTED), Segment("c&", REJECTED), Segment("d", CORRECTED), Segment("\n", OWN))
-    assert page == "  <u>a&lt;b</u><s>c&amp;</s><b>d</b><i>\n</i>"
+    drafted = (Segment("  a<b", ACCEPTED), Segment("c&", REJECTED))
+    page = answer(*drafted, Segment("d", CORRECTED), Segment("e", BONUS), Segment("\n", OWN))
+    assert page == "  <u>a&lt;b</u><s>c&amp;</s><b>d</b><i>e</i><span>\n</span>"
 
 
 def test_without_its_rejected_drafts_the_page_shows_the_answer():

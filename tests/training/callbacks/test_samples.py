@@ -7,7 +7,7 @@ from specdraft.training.callbacks.samples import sample_row
 class Letters:
     """Token 0 is "a", token 26 a character that would be markup."""
 
-    def decode(self, ids, skip_special_tokens=False):
+    def decode(self, ids, **options):
         return "".join("<" if token == 26 else chr(97 + token) for token in ids)
 
 
@@ -16,9 +16,9 @@ def test_every_token_is_shown_once_by_its_fate():
     category, prompt, page, accepted = sample_row("method", trace, len(trace.tokens), Letters())
     assert (category, prompt, accepted) == ("method", "a", 2.0)
     body = page.split('<pre class="sample">')[1]
-    assert body == "<i>b</i><u>c</u><s>de</s><b>&lt;</b><u>fg</u><i>h</i><i>i</i></pre></body></html>"
+    assert body == "<span>b</span><u>c</u><s>de</s><b>&lt;</b><u>fg</u><i>h</i><span>i</span></pre></body></html>"
     kept = re.sub("<s>.*?</s>|<[^>]*>", "", body)
     assert kept.replace("&lt;", "<") == Letters().decode(trace.tokens)
     assert "<u>c</u><s>de</s><b>&lt;</b></pre>" in sample_row("", trace, 3, Letters())[2]  # cut where the answer is
     _, prompt, page, accepted = sample_row("", Trace([0, 5], 1), 1, None)
-    assert "<i>1 </i></pre>" in page and (prompt, accepted) == ("0 5", None)
+    assert "<span>1 </span></pre>" in page and (prompt, accepted) == ("0 5", None)

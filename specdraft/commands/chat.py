@@ -1,0 +1,59 @@
+"""``specdraft chat checkpoint=PATH``; ``--help`` says more."""
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from specdraft.entry import CONF, build, entry_point
+from specdraft.errors import UserError
+
+
+@entry_point(CONF, "chat")
+def main(config: DictConfig) -> None:
+    """Load target and drafter, answer what is asked, draw what was said if that is wanted."""
+    record = None if config.record is None else Path(config.record)
+    if record is not None and record.suffix != ".svg":
+        raise UserError(f"record is {config.record}: expected the path of a picture, FILE.svg")
+    if config.checkpoint is None and config.target.name is None:
+        said = "there is nothing to talk to"
+        raise UserError(f"{said}: expected checkpoint=PATH of a drafter, which names its target, or target=NAME")
+    # Imported here so that --help answers at once.
+    from rich.console import Console
+
+    from specdraft.chat.conversation import Conversation, check_settings
+    from specdraft.chat.loop import is_typed, read_questions, talk
+    from specdraft.chat.screen import Screen, write_svg
+    from specdraft.drafters.checkpoint import check_target, complete_target, load_drafter
+    from specdraft.evaluation import EvaluationSettings
+    from specdraft.files import make_directory
+
+    if record is not None:
+        make_directory(record.parent)
+    drafter, trained = (build(config.drafter), {}) if config.checkpoint is None else load_drafter(config.checkpoint)
+    if config.decoding.num_draft_tokens is None:
+        config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
+    settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
+    check_settings(settings, config.plain_every)
+    complete_target(config.target, trained)
+    target = build(config.target)
+    if trained:
+        check_target(trained, target)
+    if drafter is not None:
+        drafter.to(target.device, target.dtype)
+    conversation = Conversation(target, drafter, settings, config.system, config.plain_every)
+    screen = Screen(Console(), config.show_rejected)
+    given = [str(question) for question in config.questions]
+    try:
+        with conversation.ready():
+            screen.greet(conversation.description)
+            talk(conversation, screen, read_questions(given, sys.stdin), is_typed(given, sys.stdin))
+        screen.sum_up(conversation.answers)
+    finally:
+        if record is not None and conversation.answers:
+            write_svg(record, conversation.description, conversation.answers, config.show_rejected)
+            screen.say(f"recorded: {record}")
+
+
+if __name__ == "__main__":
+    main()
