@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-speculators parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ $(PARITY_VENV)/.installed: requirements/parity.lock
 
 parity: $(INSTALLED) $(PARITY_VENV)/.installed ## the exported head in the real vLLM: same tokens, exactly our counts; HEAD=PATH takes a checkpoint
 	$(RUN) tests/parity/run.py $(if $(HEAD),--head $(HEAD)) $(ARGS)
+
+parity-speculators: $(INSTALLED) $(PARITY_VENV)/.installed $(PEERS_VENV)/.installed ## a head of speculators: imported, counted in vLLM, trained on
+	$(RUN) tests/parity/peer.py $(ARGS)
 
 # SGLang's packages need a GPU; its own files alone are enough to run its loader over plain layers.
 SGLANG := build/sglang-0.5.23

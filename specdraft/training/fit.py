@@ -1,5 +1,6 @@
 """From a configuration, a target and its data to a trained head in ``drafter/`` of the run directory."""
 
+import inspect
 import shutil
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from specdraft.data.datamodule import DataModule
 from specdraft.decoding.shapes import draft_tokens
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, check_target, load_drafter
+from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.export import layout_for
@@ -129,7 +131,8 @@ def _precision(config: DictConfig) -> Any:
 
 def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple[Drafter, torch.Tensor]:
     """The drafter and its draft vocabulary, ascending target ids ``[Vd]``. ``data`` is prepared. With ``config.init``
-    both are of that checkpoint. Raises UserError if it is of another target or drafter than the configuration's."""
+    both are of that checkpoint: how the drafter is trained is the configuration's, and all else is its own. Raises
+    UserError if it is of another target or kind, or other than the configuration says where that says something."""
     make = build(config.model.drafter, _partial_=True)
     if config.init is None:
         vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
@@ -139,18 +142,31 @@ def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple
     ids = getattr(getattr(given, "vocabulary", None), "ids", None)  # None: the whole vocabulary
     vocabulary = torch.arange(target.vocab_size) if ids is None else ids
     drafter = make(target=target, draft_vocabulary=vocabulary)
-    _check_alike(drafter, given, config.init)
+    _check_alike(drafter, given, config)
+    training = {name: value for name, value in drafter.config().items() if name in drafter.training_options}
+    if drafter.config() != (arguments := given.config() | training):
+        drafter = type(given)(**arguments)
+        if isinstance(drafter, DraftVocabulary):
+            drafter.set_draft_vocabulary(vocabulary)
+        drafter.bind(target)
     drafter.load_state_dict(given.state_dict())
     return drafter, vocabulary
 
 
-def _check_alike(drafter: Drafter, given: Drafter, path: str | Path) -> None:
-    if type(drafter) is not type(given):
-        made, held = type(drafter).__name__, type(given).__name__
-        what = f"init={path} holds a drafter of the kind {held}, and the configuration makes {made}"
-        raise UserError(f"{what}: choose the model of the checkpoint")
-    ours: dict[str, Any] = drafter.config()
+def _check_alike(drafter: Drafter, given: Drafter, config: DictConfig) -> None:
+    made, held = type(drafter), type(given)
+    if made is not held:
+        what = f"init={config.init} holds a drafter of the kind {held.__name__}, and the configuration makes"
+        raise UserError(f"{what} {made.__name__}: choose the model of the checkpoint")
+    ours, said = drafter.config(), config.model.drafter
     for name, value in given.config().items():
-        if name not in drafter.training_options and ours.get(name) != value:
-            what = f"init={path} holds a drafter with {name}={shorten(value)}, and the configuration makes one with"
-            raise UserError(f"{what} {shorten(ours.get(name))}: set model.drafter to what the checkpoint has")
+        unsaid = said.get(name) is None or ours.get(name) == _default(held, name)
+        if name not in drafter.training_options and ours.get(name) != value and not unsaid:
+            what = f"init={config.init} holds a drafter with {name}={shorten(value)}, and the configuration makes one"
+            raise UserError(f"{what} with {shorten(ours[name])}: set model.drafter to what the checkpoint has")
+
+
+def _default(kind: type[Drafter], name: str) -> Any:
+    """What a drafter is without being told of an argument of its constructor, or of one that it inherits."""
+    given = (inspect.signature(each.__init__).parameters.get(name) for each in kind.__mro__)
+    return next((parameter.default for parameter in given if parameter is not None), inspect.Parameter.empty)

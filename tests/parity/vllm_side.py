@@ -46,7 +46,9 @@ rejection_sampler.expand_batch_to_tokens = expand
 METRIC = "vllm:spec_decode_num_"
 
 
-def decode(request: dict[str, Any], speculative: dict[str, Any] | None, temperature: float = 0.0) -> dict[str, Any]:
+def decode(
+    name: str, request: dict[str, Any], speculative: dict[str, Any] | None, temperature: float = 0.0
+) -> dict[str, Any]:
     """Tokens of every prompt and, with drafting, vLLM's own counts: in total and per verification step."""
     started = time.perf_counter()
     llm = LLM(
@@ -93,8 +95,7 @@ def decode(request: dict[str, Any], speculative: dict[str, Any] | None, temperat
         if speculative
         else {},
     }
-    name, done = speculative["method"] if speculative else "alone", time.perf_counter()
-    print(f"vLLM {name}: load {loaded - started:.1f} s, generate {done - loaded:.1f} s", flush=True)
+    print(f"vLLM {name}: load {loaded - started:.1f} s, generate {time.perf_counter() - loaded:.1f} s", flush=True)
     del llm
     gc.collect()
     cleanup_dist_env_and_memory()
@@ -104,9 +105,9 @@ def decode(request: dict[str, Any], speculative: dict[str, Any] | None, temperat
 def main() -> None:
     """Read the request, decode without and with every drafter, write the answers."""
     request = json.loads(Path(sys.argv[1]).read_text())
-    answer = {"plain": decode(request, None)}
+    answer = {"plain": decode("alone", request, None)}
     for run in request["runs"]:
-        answer[run["name"]] = decode(request, run["flags"], run.get("temperature", 0.0))
+        answer[run["name"]] = decode(run["name"], request, run["flags"], run.get("temperature", 0.0))
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

@@ -1,10 +1,16 @@
+import re
+
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+from specdraft.drafters.checkpoint import save_drafter
+from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
+from specdraft.targets import Target
 from specdraft.training.callbacks.samples import SampleTables
-from specdraft.training.fit import build_callbacks, copy_best_from_resumed
+from specdraft.training.fit import build_callbacks, build_drafter, copy_best_from_resumed
+from tests.fakes import tiny_llama
 
 
 def test_callbacks_keep_their_order_and_null_leaves_one_out():
@@ -30,3 +36,44 @@ def test_the_best_head_is_copied_from_a_run_and_not_over_another(tmp_path):
     (directory / "drafter" / "config.json").write_text("better")
     copy_best_from_resumed(earlier / "checkpoints" / "last.ckpt", directory)
     assert (directory / "drafter" / "config.json").read_text() == "better"
+
+
+PUBLISHED = {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True, "num_layers": 2}
+PUBLISHED |= {"layers": [1, 2, 3, 4], "intermediate_size": 40, "sliding_window": 9}
+
+
+@pytest.fixture
+def trained_on(tmp_path):
+    """trained_on(**options of the configuration) -> the published head, and what training on from it begins with."""
+    target = Target.from_model(tiny_llama(num_hidden_layers=4))
+    head = Eagle3.for_target(target, torch.arange(3, 60, 2), ttt_steps=2, **PUBLISHED)
+    checkpoint = save_drafter(head, tmp_path / "drafter", target.identity, {})
+
+    def build(**options):
+        made = {"_target_": "specdraft.drafters.eagle.Eagle3.for_target", "layers": None, "norm_before_fc": False}
+        drafter = OmegaConf.create(made | {"num_layers": 1, "sliding_window": None, "ttt_steps": 4} | options)
+        config = OmegaConf.create({"model": {"drafter": drafter}, "init": str(checkpoint)})
+        return target, head, *build_drafter(config, target, None)
+
+    return build
+
+
+def test_a_head_is_trained_on_as_it_is_and_as_the_configuration_trains(trained_on):
+    target, head, drafter, vocabulary = trained_on(step_decay=0.9, projection="frozen")
+    assert drafter.config() == head.config() | {"ttt_steps": 4, "step_decay": 0.9, "projection": "frozen"}
+    assert drafter.target is target and vocabulary.equal(torch.arange(3, 60, 2))
+    assert drafter.draft_ids.equal(vocabulary)
+    assert {name for name, value in drafter.named_parameters() if not value.requires_grad} == {"lm_head.weight"}
+    state = drafter.state_dict()
+    for name, value in head.state_dict().items():
+        assert torch.equal(state[name], value), name
+
+
+@pytest.mark.parametrize("option", [{"fc_norm": True}, {"num_layers": 3}, {"layers": [1, 2, 3]}])
+def test_a_head_is_not_trained_on_as_what_it_is_not(trained_on, option):
+    name, value = next(iter(option.items()))
+    found = PUBLISHED.get(name, False)
+    message = rf"a drafter with {name}={re.escape(str(found))}, and the configuration makes one with"
+    with pytest.raises(UserError, match=message):
+        trained_on(**option)
+    assert trained_on(**{name: found})[2].config()[name] == found

@@ -1,0 +1,103 @@
+"""The short drafters that ``make parity`` compares: one of every family, and EAGLE-3 as others publish it.
+
+All are trained once, on the same answers of the embedded target, with a core each; the next run finds them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdraft.drafters.checkpoint import find
+from specdraft.errors import UserError
+
+REPOSITORY = Path(__file__).parents[2]
+TRAINING = (
+    "trainer.accelerator=cpu",
+    "data.limit=160",  # the same for all, so that the target answers once
+    "data.validation_limit=16",
+    "live.every_n_steps=0",
+    "live.prompts=8",
+    "evaluate=false",
+    "export=null",
+)
+# Equality means nothing for a drafter that is not accepted; Medusa's later heads seldom are.
+LEAST_ACCEPTANCE_LENGTH = {"eagle3": 1.5, "eagle": 1.4, "medusa": 1.25, "draft_model": 1.5}
+
+
+@dataclass(frozen=True)
+class Short:
+    """How a short drafter is trained. options: what makes it a variant, of ``model.drafter``."""
+
+    model: str
+    steps: int
+    options: tuple[str, ...] = ()
+
+    def overrides(self) -> list[str]:
+        """Of ``train.py``."""
+        options = [f"model.drafter.{option}" for option in self.options]
+        # Engines serve Medusa heads with the whole vocabulary.
+        whole = ["model.draft_vocab_size=null"] if self.model == "medusa" else []
+        return [f"model={self.model}", *TRAINING, f"trainer.max_steps={self.steps}", *options, *whole]
+
+
+# Enough to be accepted in a minute or two of 2 cores; a better drafter would show nothing more. Together the variants
+# have every option of EAGLE-3 that vLLM computes, in its Llama and its Qwen3 class. Windows are shorter than prompts.
+SHORT = {
+    "eagle3": Short("eagle3", 160),
+    "eagle": Short("eagle", 120),
+    "medusa": Short("medusa", 100),
+    "draft": Short("draft", 100),
+    "eagle3-llama": Short(
+        "eagle3",
+        100,
+        (
+            "norm_before_fc=true",
+            "norm_before_residual=true",
+            "norm_output=true",
+            "own_embedding=true",
+            "attention_bias=true",
+            "sliding_window=24",
+            "ttt_steps=3",
+        ),
+    ),
+    "eagle3-qwen3": Short(
+        "eagle3",
+        100,
+        (
+            "qk_norm=true",
+            "fc_norm=true",
+            "num_layers=2",
+            "layers=[2,6,11,16]",  # four, the last layer's output among them
+            "sliding_window=32",
+            "ttt_steps=3",
+        ),
+    ),
+}
+
+
+def trained(name: str, work: Path) -> Path:
+    """The checkpoint of the short drafter ``name``, trained by one core if it is not in ``work`` yet."""
+    run, log = work / name, work / f"{name}.log"
+    try:
+        return find(run)
+    except UserError:
+        print(f"training a short {name}, see {log}", flush=True)
+        shutil.rmtree(run, ignore_errors=True)
+        command(["train.py", *SHORT[name].overrides(), f"hydra.run.dir={run}"], log, f"training a short {name}")
+        return find(run)
+
+
+def command(arguments: list[str], log: Path, what: str, python: str | Path = sys.executable) -> None:
+    """Run a script of the repository with one thread. Raises UserError with the end of its ``log`` if it fails."""
+    with log.open("w") as output:
+        done = subprocess.run(
+            [str(python), *arguments],
+            cwd=REPOSITORY,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=output,
+            stderr=output,
+        )
+    if done.returncode != 0:
+        raise UserError(f"{what} failed: {log} says why\n{log.read_text()[-2000:]}") from None
