@@ -16,7 +16,7 @@ class Speed:
     """Of answers that were all drafted, or all plain; NaN is what was not measured.
 
     tokens_per_second: of the rounds, without the prompts' passes and the tokens that these emit.
-    speedup: that over the rate of the plain rounds that were timed on the way, the decoding speedup of an evaluation; of
+    speedup: that over the rate of the plain rounds that were timed on the way, an evaluation's decoding speedup; of
     the answers that have such rounds, and NaN unless there are at least 4."""
 
     drafted: bool
