@@ -9,6 +9,7 @@ recipe, seed by seed, so that luck of the initialisation does not count.
 import specdraft.threads  # noqa: F401  # first of all
 
 import argparse
+import json
 import math
 import os
 import statistics
@@ -17,8 +18,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from common import REPOSITORY, print_table, write_result
 from specdraft.data.prompts import check_lengths, encode, load_prompts, usual_benchmark
@@ -96,8 +95,8 @@ def trained(name: str, seed: int, options: argparse.Namespace, last: str) -> Pat
     overrides = [part.replace("{last}", last) for part in ARMS[name]]
     overrides += [f"target={options.target}", f"seed={seed}", "data.seed=0", f"trainer.max_steps={options.steps}"]
     overrides += ["live.every_n_steps=0", "evaluate=false", "export=null", *options.override]
-    done = run / "overrides.yaml"  # written last
-    if done.is_file() and yaml.safe_load(done.read_text()) == overrides:
+    done = run / "overrides.json"  # written last
+    if done.is_file() and json.loads(done.read_text()) == overrides:
         return find(run)
     run.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(REPOSITORY / "train.py"), *overrides, f"hydra.run.dir={run}"]
@@ -105,7 +104,7 @@ def trained(name: str, seed: int, options: argparse.Namespace, last: str) -> Pat
         code = subprocess.run(command, cwd=REPOSITORY, env=os.environ, stdout=log, stderr=log).returncode
     if code:
         raise UserError(f"the arm {name!r}, seed {seed}, was not trained: {run / 'log.txt'} says why")
-    done.write_text(yaml.safe_dump(overrides))
+    done.write_text(json.dumps(overrides))
     return find(run)
 
 

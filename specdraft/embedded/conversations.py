@@ -38,8 +38,8 @@ def embed(source: Path, directory: Path, command: str) -> Path:
         for record in records
     ]
     letters = Counter[str]()
-    for row in rows:
-        for message in row["messages"]:
+    for record in records:
+        for message in record.fields["messages"]:
             letters[message["role"]] += len(message["content"])
     card = render("embedded/conversations.md.jinja", rows=rows, letters=letters, command=command)
     with atomic_directory(directory) as temporary:

@@ -6,10 +6,9 @@ of what the run's own evaluation measured and of the settings that made it."""
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 
 from specdraft.drafters.checkpoint import CONFIG, WEIGHTS, find, load_drafter
@@ -54,9 +53,11 @@ def embed(run: Path, directory: Path, command: str, limit: int = LIMIT) -> Path:
     return directory
 
 
-def _settings(run: Path) -> dict[str, Any]:
+def _settings(run: Path) -> DictConfig:
     """The configuration that the run was started with."""
-    return dict(yaml.safe_load(member(run, ".hydra/config.yaml").read_text(encoding="utf-8")))
+    found = OmegaConf.load(member(run, ".hydra/config.yaml"))
+    assert isinstance(found, DictConfig)
+    return found
 
 
 @exit_on_user_error
