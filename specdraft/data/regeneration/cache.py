@@ -19,7 +19,7 @@ from specdraft.data.regeneration.dialogue import Dialogue, Outcome
 from specdraft.data.regeneration.request import Engine, RegenerationSettings
 from specdraft.data.regeneration.shards import Counts, Header, Journal, Shard
 from specdraft.data.sources.base import Conversation, refusals
-from specdraft.data.tokenization.chat import Example, tokenizer_fingerprint
+from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, exclusive, make_directory
 from specdraft.targets import Target
@@ -42,10 +42,6 @@ class Regeneration:
     def outcomes(self) -> Iterator[Outcome]:
         """What became of every conversation, in their order. Raises UserError for a damaged shard."""
         return (outcome for shard in self.shards for outcome in shard.outcomes())
-
-    def examples(self) -> Iterator[Example]:
-        """All examples to learn, in the order of the conversations. Raises UserError for a damaged shard."""
-        return (example for outcome in self.outcomes() for example in outcome.as_examples())
 
 
 def regenerate(

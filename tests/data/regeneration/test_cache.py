@@ -13,9 +13,15 @@ from transformers import LlamaForCausalLM
 
 from specdraft.data.regeneration import cache
 from specdraft.data.sources.base import Conversation
+from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from tests.data.regeneration.answering import SETTINGS, TEMPLATES, files, run
+
+
+def examples(done: cache.Regeneration) -> list[Example]:
+    """All that is to be learned, in the order of the conversations."""
+    return [example for outcome in done.outcomes() for example in outcome.as_examples()]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +40,7 @@ def test_every_turn_is_answered_once_and_found_again(target: Target, talks: Any,
     engine.asked.clear()
     again = run(target, (c for c in conversations), tmp_path, engine)  # lazily, and from the cache
     assert not engine.asked and list(again.outcomes()) == outcomes and again.counts == done.counts
-    assert sum(sum(e.loss_mask) for e in again.examples()) == done.counts.tokens
+    assert sum(sum(e.loss_mask) for e in examples(again)) == done.counts.tokens
     assert len(done.shards) == 3 and all(name.endswith((".jsonl", ".json")) for name in files(tmp_path))
     manifest = json.loads(done.manifest.read_text())
     assert [shard["conversations"] for shard in manifest["shards"]] == [8, 8, 4]
@@ -76,7 +82,7 @@ def test_what_has_no_room_is_counted_or_refused(target: Target, talks: Any, engi
     done = run(target, [*talks(3), long], tmp_path, engine)
     assert done.counts.left_out == 1 and done.counts.conversations == 4
     done = run(target, talks(3), tmp_path, engine)
-    assert done.counts.left_out == 0 and isinstance(done.examples(), Iterator) and len(list(done.examples())) >= 3
+    assert done.counts.left_out == 0 and isinstance(done.outcomes(), Iterator) and len(examples(done)) >= 3
     with pytest.raises(UserError, match="none of the 1 train conversations fits 256 tokens with 8 of them"):
         run(target, [long], tmp_path, engine)
 
@@ -86,7 +92,7 @@ def test_nothing_is_asked_after_an_answer_that_was_cut(target: Target, talks: An
     done = run(target, conversations, tmp_path, engine, replace(SETTINGS, max_new_tokens=1))
     assert len(engine.asked) == done.counts.turns == done.counts.unfinished == 9
     assert done.counts.dropped == 3 * (0 + 1 + 2) and done.counts.shortened == 0
-    assert all(sum(example.loss_mask) == 1 and example.loss_mask[-1] for example in done.examples())
+    assert all(sum(example.loss_mask) == 1 and example.loss_mask[-1] for example in examples(done))
 
 
 def test_what_the_template_refuses_is_counted_up_to_a_limit(
