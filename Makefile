@@ -76,7 +76,7 @@ export: $(INSTALLED) $(WITH_SMOLLM2) ## write an engine's format: ARGS="engine=v
 test: lint ## style, types and tests, a process per core; ARGS goes to pytest
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
-test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
+test-slow: $(SMOLLM2) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses auto --dist loadfile $(ARGS)
 
 # Triton comes with CUDA builds of torch; its interpreter runs kernels anywhere, apart from the environment's own packages.

@@ -22,8 +22,9 @@ LIMIT = 20_000_000  # bytes: what a package may reasonably carry
 
 
 def embed(run: Path, directory: Path, command: str, limit: int = LIMIT) -> Path:
-    """Write the best drafter of ``run`` into ``directory``, whole or not at all. Raises UserError for a run without a
-    drafter or an evaluation, and for one of more than ``limit`` bytes."""
+    """Write the best drafter of ``run`` into ``directory``, whole or not at all; as many tokens are drafted with it as
+    its evaluation advises. Raises UserError for a run without a drafter or an evaluation, and for one of more than
+    ``limit`` bytes."""
     source = find(run)
     _, config = load_drafter(source)  # checks it
     tensors = read_tensors(member(source, WEIGHTS))
@@ -34,6 +35,9 @@ def embed(run: Path, directory: Path, command: str, limit: int = LIMIT) -> Path:
         raise UserError(f"the drafter of {run} has {size:,} bytes in bfloat16: expected at most {limit:,}; {mend}")
     measured = read_json(source.parent / "evaluation.json")
     measured["settings"].pop("checkpoint", None)  # where it lay when it was measured
+    advice = (measured.get("advice") or [{}])[0]
+    if k := advice.get("num_speculative_tokens"):
+        config["extra"]["decoding"]["num_draft_tokens"] = k
     card = render(
         "embedded/head.md.jinja",
         name=directory.name.replace("_", "-"),
@@ -43,7 +47,7 @@ def embed(run: Path, directory: Path, command: str, limit: int = LIMIT) -> Path:
         parameters=sum(tensor.numel() for tensor in halved.values() if tensor.is_floating_point()),
         size=size,
         measured=measured,
-        advice=(measured.get("advice") or [{}])[0],
+        advice=advice,
         engine={"name": "vLLM", "drafting": GREEDY},
     )
     with atomic_directory(directory) as temporary:

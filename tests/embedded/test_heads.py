@@ -29,7 +29,8 @@ def run(tmp_path: Path) -> Path:
         "target": about_target(target),
     }
     save_drafter(head, tmp_path / "run" / "drafter", target.identity, extra)
-    (tmp_path / "run" / "evaluation.json").write_text(json.dumps(evaluation()))
+    advice = [{"drafter": "eagle3", "sentence": "Draft 3 tokens.", "num_speculative_tokens": 3}]
+    (tmp_path / "run" / "evaluation.json").write_text(json.dumps(evaluation() | {"advice": advice}))
     (tmp_path / "run" / ".hydra").mkdir()
     settings = {"data": {"batch_size": 2, "sequence_length": 512}, "trainer": {"accumulate_grad_batches": 4}}
     (tmp_path / "run" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -40,7 +41,10 @@ def test_the_values_are_rounded_and_the_card_says_how_they_were_made(run: Path, 
     directory = embed(run, tmp_path / "small_head", "python train.py seed=3")
     assert sorted(path.name for path in directory.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     (original, config), (found, copied) = load_drafter(run), load_drafter(directory)
-    assert config == copied
+    assert config["extra"]["decoding"] == {"num_draft_tokens": 4}
+    assert copied["extra"]["decoding"] == {"num_draft_tokens": 3}
+    assert config["extra"] | {"decoding": None} == copied["extra"] | {"decoding": None}
+    assert config["drafter"] == copied["drafter"] and config["target"] == copied["target"]
     rounded = found.state_dict()
     for name, tensor in original.state_dict().items():
         expected = tensor.to(torch.bfloat16).to(tensor.dtype) if tensor.is_floating_point() else tensor
