@@ -168,5 +168,5 @@ def _check_alike(drafter: Drafter, given: Drafter, config: DictConfig) -> None:
 
 def _default(kind: type[Drafter], name: str) -> Any:
     """What a drafter is without being told of an argument of its constructor, or of one that it inherits."""
-    given = (inspect.signature(each.__init__).parameters.get(name) for each in kind.__mro__)
+    given = (inspect.signature(each).parameters.get(name) for each in kind.__mro__)
     return next((parameter.default for parameter in given if parameter is not None), inspect.Parameter.empty)
