@@ -168,6 +168,5 @@ def _check_alike(drafter: Drafter, given: Drafter, config: DictConfig) -> None:
 
 def _default(kind: type[Drafter], name: str) -> Any:
     """What a drafter is without being told of an argument of its constructor, or of one that it inherits."""
-    constructors = (vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each))
-    given = (inspect.signature(constructor).parameters.get(name) for constructor in constructors)
+    given = (inspect.signature(each).parameters.get(name) for each in kind.__mro__)
     return next((parameter.default for parameter in given if parameter is not None), inspect.Parameter.empty)

@@ -71,7 +71,7 @@ def test_a_head_is_trained_on_as_it_is_and_as_the_configuration_trains(trained_o
 
 @pytest.mark.parametrize("option", [{"fc_norm": True}, {"num_layers": 3}, {"layers": [1, 2, 3]}])
 def test_a_head_is_not_trained_on_as_what_it_is_not(trained_on, option):
-    name = next(iter(option))
+    (name,) = option
     found = PUBLISHED.get(name, False)
     message = rf"a drafter with {name}={re.escape(str(found))}, and the configuration makes one with"
     with pytest.raises(UserError, match=message):
