@@ -29,6 +29,7 @@ from specdraft.drafters.checkpoint import find, load_drafter
 from specdraft.entry import CONF, build
 from specdraft.errors import UserError, exit_on_user_error
 from specdraft.export import export
+from specdraft.export.eagle3 import OPTIONS
 from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 from specdraft.targets.loading import location
@@ -134,7 +135,8 @@ def main() -> None:
     drafters = {name: load_drafter(checkpoint)[0] for name, checkpoint in checkpoints.items()}
     ours = {name: decode(Decoder(target, drafter, k), prompts, MAX_NEW_TOKENS) for name, drafter in drafters.items()}
     print(f"{len(prompts)} held-out prompts x {MAX_NEW_TOKENS} tokens, K = {k}, greedy, float32")
-    print(f"options of the head: {drafters[THEIRS].config()}")
+    held = drafters[THEIRS].config()
+    print("options of the head:", {name: held[name] for name in OPTIONS if held[name] != OPTIONS[name]})
     failed = False
     for name, run in ours.items():
         print(f"\n== {name} ==\n" + table(run, theirs["plain"], theirs[name]))
