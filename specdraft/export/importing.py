@@ -20,6 +20,7 @@ from specdraft.export.eagle3 import LAYERS, QWEN3, SIZES, layout_config, layout_
 from specdraft.files import member, read_json
 from specdraft.onednn import plain
 from specdraft.targets import Target
+from specdraft.targets.sizes import at_most
 from specdraft.tensors import read_tensors
 from specdraft.text import reason
 
@@ -33,6 +34,7 @@ _REFUSED = {
 # What a tensor tells, whatever the configuration says or leaves out.
 _TOLD = {"fc_norm": "fc_norm.", "norm_before_fc": "input_norm.", "attention_bias": "self_attn.q_proj.bias"}
 _TOLD |= {"qk_norm": "self_attn.q_norm", "own_embedding": "embed_tokens"}
+_SPARE = 64  # weights that ours has and the file need not say, or that a constructor makes and drops
 _FURTHER_NORM = re.compile(r"(layers\.\d+)\.(?:input_layernorm|hidden_norm)\.weight")
 
 
@@ -69,7 +71,8 @@ def _head(
     layers = target.check_layers(_layers(config, published, target) if layers is None else layers)
     flags = {option: bool(config.get(option, False)) for option in ("norm_before_residual", "norm_output")}
     arguments = {**_shape(config, target), **told, **flags, "layers": layers}
-    with torch.device("meta"):  # nothing is allocated before the file is known to hold it
+    # Nothing is allocated, and not many modules are made, before the file is known to hold them.
+    with torch.device("meta"), at_most(_SPARE + 4 * len(tensors), "config.json"):
         shell = Eagle3(**arguments)
     _check_vocabulary(tensors, len(shell.d2t), shell.vocab_size)
     # The exporter's own validation, on the file's tensors: what it accepts, our head and every engine read alike.

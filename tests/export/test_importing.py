@@ -225,6 +225,7 @@ def of_other_layers(config, tensors):
     [
         (setting(speculators_model_type="dflash"), "type 'dflash'"),
         (of_other_layers, "layers of the type 'qwen3_next': expected llama or qwen3"),
+        (setting(num_hidden_layers=900), r"config\.json asks for more than \d+ weights"),
         (setting(num_hidden_layers=2), r"missing: layers\.1\.hidden_norm\.weight"),
         (adding("layers.1.self_attn.q_proj.weight", 32, 32), r"unknown: layers\.1\.self_attn"),
         (adding("midlayer.self_attn.q_norm.weight", 8), "says qk_norm=false, and the tensors are those of the con"),
