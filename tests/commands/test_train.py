@@ -158,6 +158,7 @@ def test_trains_measures_and_exports(train, arguments, tmp_path, monkeypatch):
     assert extra["target"] == {
         "architecture": "LlamaForCausalLM",
         "dtype": "float32",
+        "quantization": "none",
         "num_hidden_layers": 6,
         "vocab_size": 320,
         "max_position_embeddings": 256,
