@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,8 @@ ARMS: Mapping[str, Sequence[str]] = {
     "last state among the features": [EAGLE3, "model.drafter.layers={last}"],
     "projection frozen": [EAGLE3, "model.drafter.projection=frozen"],
     "projection and norm frozen": [EAGLE3, "model.drafter.projection=frozen", "model.drafter.output_norm=frozen"],
+    "norm as the target's": [EAGLE3, "model.drafter.output_norm=target"],
+    "last state, norm as the target's": [EAGLE3, "model.drafter.layers={last}", "model.drafter.output_norm=target"],
     "regression to the last state": [EAGLE3, "model.drafter.regression_weight=1"],
     "whole vocabulary": [EAGLE3, "model.draft_vocab_size=null"],
     "all of EAGLE-1's": [
@@ -91,7 +94,7 @@ def arguments() -> argparse.Namespace:
 
 def trained(name: str, seed: int, options: argparse.Namespace, last: str) -> Path:
     """The run of an arm, trained if it is not there or was cut off."""
-    run = options.work / f"{options.target}-{options.steps}" / name.replace(" ", "-").replace(",", "") / str(seed)
+    run = options.work / f"{options.target}-{options.steps}" / re.sub(r"\W+", "-", name) / str(seed)
     overrides = [part.replace("{last}", last) for part in ARMS[name]]
     overrides += [f"target={options.target}", f"seed={seed}", "data.seed=0", f"trainer.max_steps={options.steps}"]
     overrides += ["live.every_n_steps=0", "evaluate=false", "export=null", *options.override]

@@ -187,12 +187,53 @@ def _room(module: str) -> str:
     return module.partition(".")[2].partition(".")[0]
 
 
+def dflash() -> Picture:
+    """A block of masks over the target's states."""
+    p = Picture(720, 260, "DFlash: a block of masks that reads the target's hidden states, all tokens in one pass")
+    _target(p, 40, 170, ("layer 2", "layer L/2", "layer L-3", "LM head"))
+    p.box(250, 116, 130, 44, "fc, norm\ncontext before t", "trained")
+    for number in range(3):
+        p.arrow((192, 184 - 34 * number), (246, 138))
+    p.box(420, 96, 280, 64, "decoder layers: every slot sees\nthe context and the whole block", "trained")
+    p.arrow((382, 138), (416, 138))
+    for number, label in enumerate(("token t", "mask", "mask", "mask")):
+        x = 420 + 72 * number
+        p.box(x, 190, 64, 28, label, "token")
+        p.arrow((x + 32, 188), (x + 32, 163))
+        if number:
+            p.arrow((x + 32, 94), (x + 32, 74))
+            p.text(x + 32, 62, f"t+{number}", "middle")
+    p.text(420, 242, "one pass however long the draft; no slot knows what another drafted")
+    return p
+
+
+def p_eagle() -> Picture:
+    """EAGLE-3's head over masks."""
+    p = Picture(720, 270, "P-EAGLE: EAGLE-3's head with masks in the place of what is drafted")
+    _target(p, 40, 170, ("layer 2", "layer L/2", "layer L-3", "LM head"))
+    p.box(250, 116, 110, 44, "fc, norms", "trained")
+    for number in range(3):
+        p.arrow((192, 184 - 34 * number), (246, 138))
+    p.box(410, 84, 290, 64, "decoder layers, causal: a mask sees the text\nand the masks before it", "trained")
+    p.arrow((362, 132), (406, 132))
+    for number, label in enumerate(("token t", "mask", "mask")):
+        x = 410 + 99 * number
+        p.box(x, 176, 92, 44, label + ("" if number == 0 else "\nand its state"), "trained" if number else "token")
+        p.arrow((x + 46, 174), (x + 46, 151))
+        p.arrow((x + 46, 82), (x + 46, 64))
+        p.text(x + 46, 52, f"t+{number + 1}", "middle")
+    p.text(410, 250, "one pass over all masks; no mask knows what was drafted", size=12)
+    return p
+
+
 PICTURES = {
     "draft-model": draft_model,
     "medusa": medusa,
     "hydra": hydra,
     "eagle-1": eagle1,
     "eagle-3": eagle3,
+    "p-eagle": p_eagle,
+    "dflash": dflash,
     "architecture": architecture,
 }
 

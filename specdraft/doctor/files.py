@@ -5,6 +5,7 @@ from torch.nn.functional import normalize
 
 from specdraft.doctor.checks import Finding, LoadedDrafter, Serving, fault, note, ok
 from specdraft.drafters.checkpoint import about_target, check_target
+from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.eagle.head import EagleHead, shape_of
 from specdraft.errors import UserError
@@ -14,6 +15,7 @@ from specdraft.onednn import plain
 from specdraft.targets.loading import load_tokenizer, template_hash
 
 _MARGIN = 0.2  # of cosine, by which a row of the projection must be nearer to another token's row to be misplaced
+_ALIKE = 0.05  # largest difference of key norms, in shares of their mean, that drafts hardly notice
 _MISPLACED = 0.02  # share of such rows above which d2t is wrong
 
 
@@ -23,6 +25,8 @@ def check_files(loaded: LoadedDrafter, serving: Serving) -> dict[str, Finding]:
     findings["context length"] = _context_length(loaded, serving)
     if isinstance(loaded.drafter, EagleHead):
         findings["rope"] = _rope(loaded)
+    if isinstance(loaded.drafter, DFlash):
+        findings["key norms"] = _key_norms(loaded.drafter)
     if isinstance(head := loaded.drafter, Eagle3):
         findings |= {"layer numbering": _layer_numbering(loaded), "d2t": _d2t(head, loaded)}
         findings["dtype"] = _dtype(loaded, serving)
@@ -89,6 +93,20 @@ def _layer_numbering(loaded: LoadedDrafter) -> Finding:
         wrong = f"config.json says {LAYERS}={layers} to vLLM and {sglang} in eagle_config to SGLang"
         return fault(f"{wrong}: expected {[k - 1 for k in layers]} there, as SGLang counts from 0; export again")
     return ok(f"hidden states after {layers} layers, as every engine counts them")
+
+
+@torch.no_grad()
+def _key_norms(drafter: DFlash) -> Finding:
+    norms = [norm for layer in drafter.decoder_layers if (norm := layer.self_attn.k_norm) is not None]
+    weights = torch.stack([norm.weight.float() for norm in norms])  # [layers, d]
+    apart = float((weights - weights[0]).abs().max() / weights[0].abs().mean())
+    if apart > _ALIKE:
+        return note(
+            f"the layers' key norms differ by up to {apart:.0%}: vLLM 0.32 on a CPU norms the context keys of every "
+            "layer by the first layer's weights, and accepts less than is measured here; serve it on a GPU, where each "
+            "layer has its own"
+        )
+    return ok("the layers' key norms are alike, so that every engine computes the same")
 
 
 @torch.no_grad()

@@ -56,23 +56,35 @@ def count_supervised(batch: Batch, num_steps: int, by_document: bool = False) ->
 @dataclass(frozen=True)
 class StepDecay:
     """How much less later steps count: step s weighs ``base**s``; or, ``sampled``, that is the share of its positions
-    that it learns from, drawn by chance, each with weight one. The expected loss is the same, for less arithmetic."""
+    that it learns from, drawn by chance, each with weight one. The expected loss is the same, for less arithmetic.
+    kept: the share of the positions that any step learns from, also drawn by chance, which weigh the more. floor: what
+    no step counts less than."""
 
     base: float
     sampled: bool = False
+    kept: float = 1.0
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises UserError for a base that is no share."""
         if self.sampled and not 0 <= self.base <= 1:
             raise UserError(f"with sample_positions a decay of {self.base} is a share: expected a number from 0 to 1")
 
+    @property
+    def draws(self) -> bool:
+        """Whether positions are drawn by chance."""
+        return self.sampled or self.kept < 1
+
     def weight(self, step: int) -> float:
         """Of a step in the loss."""
-        return 1.0 if self.sampled else self.base**step
+        return (1.0 if self.sampled else self._counts(step)) / self.kept
 
     def share(self, step: int) -> float:
         """Of a step's positions that are learned from."""
-        return self.base**step if self.sampled else 1.0
+        return (self._counts(step) if self.sampled else 1.0) * self.kept
+
+    def _counts(self, step: int) -> float:
+        return max(self.base**step, self.floor)
 
 
 def align(
@@ -104,7 +116,7 @@ def align(
         there = slice(offset, offset + size)
         return learned[there] & (document[there] == document[:size])
 
-    alive, chance = follows(1), torch.rand(size) if decay.sampled else torch.zeros(size)  # in [0, 1)
+    alive, chance = follows(1), torch.rand(size) if decay.draws else torch.zeros(size)  # in [0, 1)
     supervised, counts, shares = [], [], []
     for step in range(num_steps):
         alive = alive & follows(2 + step)

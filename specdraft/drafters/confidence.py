@@ -58,5 +58,5 @@ def weigh_by_confidence(
     weighed = []
     for index, step in enumerate(steps):
         shares = shares if index == 0 else shares[kept[index - 1]]
-        weighed.append(replace(step, weight=1.0, total=total, shares=worth[index] * shares))
+        weighed.append(replace(step, weight=first.weight, total=total, shares=worth[index] * shares))
     return weighed

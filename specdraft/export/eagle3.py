@@ -9,6 +9,7 @@ H = hidden size of head and target, V = target vocabulary, Vd = draft vocabulary
 - Norms of queries and keys are Qwen3's, which vLLM has an architecture of its own for.
 - The norm before the attention of a further layer is ``input_layernorm`` to vLLM and ``hidden_norm`` to SGLang: both
   are written, alike.
+- P-EAGLE is the same head with ``mask_hidden``, in the place of hidden states that are not there yet, and a mask token.
 - d2t and t2d are left out where the draft vocabulary is the whole one: vLLM has no place for them then."""
 
 import re
@@ -23,6 +24,7 @@ from specdraft.errors import UserError
 from specdraft.export.layout import Layout, cast, check_positive, check_tensors, rope_keys, special_ids
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
+MASK = "ptd_token_id"  # of a P-EAGLE head: the token in the place of what is drafted
 SIZES = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"]
 SIZES += ["draft_vocab_size", "max_position_embeddings"]
 LLAMA, QWEN3 = ("LlamaForCausalLMEagle3", "llama"), ("Eagle3Qwen3ForCausalLM", "qwen3")  # architecture, model_type
@@ -49,6 +51,9 @@ def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
     }
     if used:
         facts["options"] = ", ".join(f"{name}={str(value).lower()}" for name, value in used.items())
+    if MASK in config:
+        facts["masks"] = f"token {config[MASK]}, trained for drafts of up to {arguments['ttt_steps']} tokens"
+        return Layout("p_eagle", config, tensors, dtype, facts=facts, longest_draft=int(arguments["ttt_steps"]))
     return Layout("eagle3", config, tensors, dtype, facts=facts, options=tuple(used))
 
 
@@ -83,6 +88,7 @@ def layout_config(drafter: Mapping[str, Any], target: Mapping[str, Any], dtype: 
         "num_aux_hidden_states": len(layers),
         "eagle_config": {LAYERS: [layer - 1 for layer in layers], "use_aux_hidden_state": True},
         **{name: bool(drafter[name]) for name in _FLAGS},
+        **({MASK: int(drafter["mask_token"])} if "mask_token" in drafter else {}),
     }
 
 
@@ -155,6 +161,8 @@ def _tensor_shapes(config: Mapping[str, Any], own_embedding: bool) -> dict[str, 
         shapes |= {f"fc_norm.{i}.weight": (h,) for i in range(n)}
     if config["norm_before_fc"]:
         shapes["input_norm.weight"] = (n * h,)
+    if MASK in config:
+        shapes["mask_hidden"] = (1, 1, n * h)
     if own_embedding:
         shapes["embed_tokens.weight"] = (vocabulary, h)
     if draft != vocabulary:
@@ -165,22 +173,29 @@ def _tensor_shapes(config: Mapping[str, Any], own_embedding: bool) -> dict[str, 
 def validate(config: Mapping[str, Any], tensors: Mapping[str, Tensor], num_target_layers: int | None = None) -> None:
     """Check all that engines do not check. Raises UserError that names the first fault.
     ``num_target_layers`` bounds the layer ids from above where the checkpoint records it."""
-    layers, draft, whole = config[LAYERS], config["draft_vocab_size"], config["vocab_size"]
-    last = num_target_layers
-    if not layers or layers != sorted(set(layers)) or layers[0] < 1 or (last and layers[-1] > last):
+    check_layers(config[LAYERS], num_target_layers)
+    check_config(config, SIZES)
+    shapes = _tensor_shapes(config, "embed_tokens.weight" in tensors)
+    check_tensors("an EAGLE-3 head", tensors, shapes, config["torch_dtype"], vocabulary_dtypes(config))
+    check_vocabulary(tensors)
+
+
+def check_layers(layers: Sequence[int], last: int | None) -> None:
+    """Raises UserError for auxiliary layers that engines would read otherwise. last: the target's, if it is known."""
+    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 1 or (last and layers[-1] > last):
         raise UserError(
             f"auxiliary layers are {layers}: expected ascending, distinct numbers from 1 to {last or 'L'}, "
             "because engines sort and deduplicate them; train with such layers"
         )
-    check_config(config, SIZES)
+
+
+def vocabulary_dtypes(config: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    """Of d2t and t2d, which a draft vocabulary that is not the whole one has. Raises UserError if it is larger."""
+    draft, whole = config["draft_vocab_size"], config["vocab_size"]
     if draft > whole:
         wrong = f"the draft vocabulary has {draft} tokens and the target's {whole}"
         raise UserError(f"{wrong}: expected a subset of the target's; restore the checkpoint")
-    integers = {"d2t": torch.int64, "t2d": torch.bool} if draft != whole else {}
-    shapes = _tensor_shapes(config, "embed_tokens.weight" in tensors)
-    check_tensors("an EAGLE-3 head", tensors, shapes, config["torch_dtype"], integers)
-    if integers:
-        _validate_draft_vocabulary(tensors["d2t"], tensors["t2d"])
+    return {"d2t": torch.int64, "t2d": torch.bool} if draft != whole else {}
 
 
 def refuse_last_layer(layout: Layout, target: Mapping[str, Any], engine: str) -> None:
@@ -199,7 +214,11 @@ def check_config(config: Mapping[str, Any], sizes: Sequence[str]) -> None:
         raise UserError(f"{wrong}: expected silu, which serving engines know; train with it")
 
 
-def _validate_draft_vocabulary(d2t: Tensor, t2d: Tensor) -> None:
+def check_vocabulary(tensors: Mapping[str, Tensor]) -> None:
+    """Raises UserError unless d2t and t2d, where they are, say the same."""
+    if "d2t" not in tensors:
+        return
+    d2t, t2d = tensors["d2t"], tensors["t2d"]
     ids = torch.arange(d2t.shape[0]) + d2t  # [Vd], d2t holds offsets
     if (ids < 0).any() or (ids >= t2d.shape[0]).any() or (ids.diff() <= 0).any():
         raise UserError(

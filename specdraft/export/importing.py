@@ -1,4 +1,4 @@
-"""A public EAGLE-3 head becomes one of our checkpoints, to be evaluated or exported: ``specdraft import``.
+"""A public EAGLE-3 or P-EAGLE head becomes one of our checkpoints, to be evaluated or exported: ``specdraft import``.
 
 The plain layout (EAGLE's own, SGLang's, vLLM's) and that of speculators are read, with every option that vLLM 0.32
 computes. What our head does not compute is refused by its name: an engine may compute it, and another head than the one
@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from specdraft.drafters.checkpoint import about_target
-from specdraft.drafters.eagle import Eagle3
+from specdraft.drafters.eagle import Eagle3, PEagle
 from specdraft.errors import UserError
-from specdraft.export.eagle3 import LAYERS, QWEN3, SIZES, layout_config, layout_tensors, published_name, validate
+from specdraft.export.eagle3 import LAYERS, MASK, QWEN3, SIZES, layout_config, layout_tensors, published_name, validate
 from specdraft.files import member, read_json
 from specdraft.onednn import plain
 from specdraft.targets import Target
@@ -27,13 +27,12 @@ from specdraft.text import reason
 # Speculators' name for the first layer, and SGLang's earlier names.
 _RENAMED = {"layers.0.": "midlayer."}
 _RENAMED |= {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
-_REFUSED = {
-    "mask_hidden": "parallel drafting",
-    **{f"{part}.bias": f"a bias in {part}" for part in ("fc", "gate_proj", "up_proj", "down_proj")},
-}
+_REFUSED = {f"{part}.bias": f"a bias in {part}" for part in ("fc", "gate_proj", "up_proj", "down_proj")}
 # What a tensor tells, whatever the configuration says or leaves out.
 _TOLD = {"fc_norm": "fc_norm.", "norm_before_fc": "input_norm.", "attention_bias": "self_attn.q_proj.bias"}
 _TOLD |= {"qk_norm": "self_attn.q_norm", "own_embedding": "embed_tokens"}
+_MASKS = ("mask_token_id", "pard_token", MASK)  # where vLLM looks for a P-EAGLE head's mask, in this order
+_LONGEST = 8  # tokens that an imported P-EAGLE head drafts at most: its files do not say how many it was trained for
 _SPARE = 64  # weights that ours has and the file need not say, or that a constructor makes and drops
 _FURTHER_NORM = re.compile(r"(layers\.\d+)\.(?:input_layernorm|hidden_norm)\.weight")
 
@@ -71,18 +70,27 @@ def _head(
     layers = target.check_layers(_layers(config, published, target) if layers is None else layers)
     flags = {option: bool(config.get(option, False)) for option in ("norm_before_residual", "norm_output")}
     arguments = {**_shape(config, target), **told, **flags, "layers": layers}
+    kind, arguments = (PEagle, arguments | _masks(config)) if "mask_hidden" in tensors else (Eagle3, arguments)
     # Nothing is allocated, and not many modules are made, before the file is known to hold them.
     with torch.device("meta"), at_most(_SPARE + 4 * len(tensors), "config.json"):
-        shell = Eagle3(**arguments)
+        shell = kind(**arguments)
     _check_vocabulary(tensors, len(shell.d2t), shell.vocab_size)
     # The exporter's own validation, on the file's tensors: what it accepts, our head and every engine read alike.
     about = layout_config(shell.config(), about_target(target), "float32")
     floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     validate(about, layout_tensors(floats, about), target.num_layers)
-    head = Eagle3(**arguments)
+    head = kind(**arguments)
     head.load_state_dict({name: floats[published_name(name)] for name in head.state_dict()})
     head.bind(target)
     return head.eval()
+
+
+def _masks(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = next((config[key] for key in _MASKS if config.get(key) is not None), None)
+    if type(found) is not int:
+        wrong = f"the head drafts in parallel, and its mask token is {found!r}"
+        raise UserError(f"{wrong}: expected an id, as {', '.join(_MASKS)} of config.json say it; restore the file")
+    return {"mask_token": found, "ttt_steps": _LONGEST}
 
 
 def _read(directory: Path) -> dict[str, Tensor]:

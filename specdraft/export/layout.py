@@ -1,8 +1,9 @@
 """What an exported drafter consists of, and the checks that every family of drafters shares.
 
-A family is a kind of drafter that engines tell apart, by vLLM's name for it: eagle3, eagle, medusa, draft_model. Each
-has a module of its own here that makes its ``Layout``. Engines hardly check what they load: a wrong file stays
-lossless and accepts nothing. So everything that could go wrong silently is validated before it is written."""
+A family is a kind of drafter that engines tell apart: eagle3, eagle, p_eagle, medusa, dflash, draft_model. Modules here
+make the ``Layout`` of each. Engines hardly check what they load: a wrong file stays lossless and accepts nothing. So
+everything that could go wrong silently is validated before it is written.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +15,21 @@ from torch import Tensor
 from specdraft.errors import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TITLES = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE head", "medusa": "Medusa heads", "draft_model": "draft model"}
+TITLES = {
+    "eagle3": "EAGLE-3 head",
+    "eagle": "EAGLE head",
+    "p_eagle": "P-EAGLE head",
+    "medusa": "Medusa heads",
+    "dflash": "DFlash drafter",
+    "draft_model": "draft model",
+}
 
 
 @dataclass(frozen=True)
 class Layout:
     """A directory to be: ``config.json`` and one safetensors file named ``weights``; ``facts`` go into the card.
-    options: what of the drafter not every engine computes, by the names of its constructor."""
+    options: what of the drafter not every engine computes, by the names of its constructor. longest_draft: tokens that
+    it was made to draft; None where there is no end to it."""
 
     family: str
     config: dict[str, Any]
@@ -29,6 +38,7 @@ class Layout:
     weights: str = "model.safetensors"
     facts: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    longest_draft: int | None = None
 
     @property
     def title(self) -> str:

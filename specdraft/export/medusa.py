@@ -42,7 +42,7 @@ def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
     tensors = cast({_published_name(name, blocks): tensor for name, tensor in drafter.state_dict().items()}, dtype)
     check_tensors("Medusa heads", tensors, _tensor_shapes(config), dtype)
     facts = {"heads": f"{heads}, with {blocks} residual block{'s' if blocks > 1 else ''} each"}
-    return Layout("medusa", config, tensors, dtype, WEIGHTS, facts)
+    return Layout("medusa", config, tensors, dtype, WEIGHTS, facts, longest_draft=heads)
 
 
 def _tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -29,7 +29,7 @@ def model_card(
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, TemplateError) as error:
         wrong = f"{evaluation} is not an evaluation that specdraft wrote ({type(error).__name__}: {error})"
         raise UserError(f"{wrong}: remove it or run evaluate.py again") from error
-    k = min(k, layout.config.get("medusa_num_heads", k))
+    k = min(k, layout.longest_draft or k)
     return render(
         "export/templates/card.md.jinja",
         layout=layout,

@@ -18,22 +18,26 @@ _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 class VLLM(Engine):
-    """vLLM's methods, named as the families are. It drafts greedily unless told otherwise.
+    """vLLM's methods, named as the families are but for P-EAGLE, an ``eagle3`` that drafts in parallel. It drafts
+    greedily unless told otherwise.
     sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says."""
 
     name = "vllm"
-    families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES}
+    families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES} | {"p_eagle": "eagle3"}
     sampled_drafts: ClassVar[dict[str, object]] = {"draft_sample_method": "probabilistic"}
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """The layout as it is.
-        Raises UserError for targets that vLLM serves, but not with an EAGLE-3 head, and for a directory whose name
+        Raises UserError for targets that vLLM serves, but hands out no hidden states of, and for a directory whose name
         would make vLLM load the drafter as something else."""
         layout = super().accept(layout, target, directory)
         architecture = target.get("architecture")
-        if layout.family == "eagle3" and str(architecture).removesuffix("ForCausalLM") in _WITHOUT_EAGLE3:
+        if (
+            layout.family in ("eagle3", "p_eagle", "dflash")
+            and str(architecture).removesuffix("ForCausalLM") in _WITHOUT_EAGLE3
+        ):
             raise UserError(
-                f"vLLM cannot serve an EAGLE-3 head for the target architecture {architecture}: expected one that "
+                f"vLLM cannot serve a {layout.title} for the target architecture {architecture}: expected one that "
                 "hands out auxiliary hidden states there, as Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
             )
         telling = [part for part in _TELLING if part in str(directory.resolve()).lower()]
@@ -50,4 +54,5 @@ class VLLM(Engine):
         if family not in cls.families or (drafting == SAMPLED and family == "medusa"):
             return None
         config = {"method": cls.families[family], "model": directory, "num_speculative_tokens": num_draft_tokens}
+        config |= {"parallel_drafting": True} if family == "p_eagle" else {}
         return json.dumps(config | (cls.sampled_drafts if drafting == SAMPLED else {}))

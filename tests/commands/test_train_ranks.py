@@ -17,7 +17,7 @@ from tests.commands import test_train as cli
 
 world, arguments = cli.world, cli.arguments
 pytestmark = pytest.mark.slow
-FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1")
+FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "p_eagle", "dflash")
 STRATEGIES = ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
 TWO_RANKS = ("trainer.accelerator=cpu", "trainer.devices=2", "evaluate=false", "export=null")
 # The default data, of which the check of parity takes as much: the target answers once for both.

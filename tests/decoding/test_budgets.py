@@ -8,8 +8,9 @@ from specdraft.decoding.passes import Pass
 from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
@@ -31,6 +32,8 @@ DRAFTERS = {
     "eagle": lambda target: Eagle.for_target(target),
     "medusa": lambda target: Medusa.for_target(target),
     "hydra": lambda target: Hydra.for_target(target),
+    "p_eagle": lambda target: PEagle.for_target(target, None, layers=(1,), num_layers=2),
+    "dflash": lambda target: DFlash.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=2),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
 }
 

@@ -5,6 +5,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdraft.doctor import Level, LoadedDrafter, Serving, run_checks
+from specdraft.doctor.files import check_files
+from specdraft.drafters.checkpoint import about_target, save_drafter
+from specdraft.drafters.dflash import DFlash
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.errors import UserError
 from specdraft.targets import Target
@@ -79,3 +82,17 @@ def test_no_chat_template(plain, prompts, run):
         findings = run_checks(loaded, prompts, Serving(), 32)
         assert findings["chat template"].level is level and said in findings["chat template"].sentence
         assert "layers" in findings
+
+
+def test_key_norms_that_differ_by_layer(target, tmp_path):
+    """vLLM on a CPU takes the first layer's for all."""
+    drafter = DFlash.for_target(target, layers=LAYERS, num_layers=3)
+    about = {"target": about_target(target)}
+
+    def finding():
+        path = save_drafter(drafter, tmp_path / "drafter", target.identity, about)
+        return check_files(LoadedDrafter.load(path, target), Serving())["key norms"]
+
+    assert finding().level is Level.OK
+    drafter.decoder_layers[2].self_attn.k_norm.weight.data[3] *= 1.5
+    assert finding().level is Level.NOTE and "differ by up to 50%: vLLM 0.32 on a CPU" in finding().sentence

@@ -18,7 +18,7 @@ from specdraft.export.vllm import VLLM
 
 WEIGHTS = {"medusa": "medusa_lm_head.safetensors"}
 SERVED = {
-    VLLM: {"eagle3", "eagle", "medusa", "draft_model"},
+    VLLM: {"eagle3", "eagle", "p_eagle", "medusa", "dflash", "draft_model"},
     SGLang: {"eagle3", "eagle", "draft_model"},
     TensorRTLLM: {"eagle3", "medusa", "draft_model"},
     Transformers: {"draft_model"},
@@ -61,9 +61,8 @@ def test_what_is_served_is_written_and_the_rest_refused_by_name(exported, engine
     if family in SERVED[engine]:
         assert f"## Serving with {engine.name}" in exported(engine(), family)[3]
     else:
-        with pytest.raises(
-            UserError, match=rf"^{engine.name} serves no (EAGLE head|EAGLE-3 head|Medusa heads): expected"
-        ):
+        title = "(EAGLE head|EAGLE-3 head|P-EAGLE head|Medusa heads|DFlash drafter)"
+        with pytest.raises(UserError, match=rf"^{engine.name} serves no {title}: expected"):
             exported(engine(), family)
 
 
@@ -164,6 +163,72 @@ def test_eagle_files(exported, engine):
         assert torch.equal(tensors[name.replace("midlayer.", "layers.0.")], tensor)
 
 
+# --- P-EAGLE ----------------------------------------------------------------------------------------------------------
+
+
+def test_p_eagle_files_are_those_of_eagle3_and_the_mask(exported):
+    options = {"num_layers": 2, "norm_output": True}
+    head, config, tensors, card = exported(VLLM(), "p_eagle", mask_token=7, ttt_steps=3, **options)
+    _, plain, without, _ = exported(VLLM(), "eagle3", **options)
+    assert config == plain | {"ptd_token_id": 7}
+    assert shapes(tensors) == shapes(without) | {"mask_hidden": (1, 1, 96)}
+    assert torch.equal(tensors["mask_hidden"], head.mask_hidden)
+    assert '"num_speculative_tokens": 3, "parallel_drafting": true' in card  # no more than it was trained to draft
+
+
+# --- DFlash -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_dflash_files(exported, whole):
+    options = {"draft_vocabulary": None} if whole else {}
+    drafter, config, tensors, card = exported(
+        VLLM(), "dflash", num_layers=2, block_size=4, layers=[1, 3, 6], mask_token=5, causal=True, **options
+    )
+    size = 97 if whole else 32
+    assert config == {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 97,
+        "draft_vocab_size": size,
+        "max_position_embeddings": 128,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "block_size": 4,
+        "num_target_layers": 7,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 6],
+        # Counted from 0, as published files do; vLLM adds one where the key above is absent.
+        "dflash_config": {
+            "mask_token_id": 5,
+            "target_layer_ids": [0, 2, 5],
+            "use_aux_hidden_state": True,
+            "causal": True,
+        },
+    }
+    layer = LLAMA_LAYER | {"input_layernorm.weight": (32,)}
+    layer |= {"self_attn.q_norm.weight": (8,), "self_attn.k_norm.weight": (8,)}
+    expected = {f"layers.{index}.{name}": shape for index in range(2) for name, shape in layer.items()}
+    expected |= {"fc.weight": (32, 96), "hidden_norm.weight": (32,), "norm.weight": (32,), "lm_head.weight": (size, 32)}
+    assert shapes(tensors) == expected | ({} if whole else {"d2t": (32,), "t2d": (97,)})
+    for name, tensor in drafter.state_dict().items():
+        if not (whole and name in ("d2t", "t2d")):
+            assert torch.equal(tensors[name.replace("blocks.", "layers.")], tensor)
+    assert '"num_speculative_tokens": 3' in card  # no more than it was trained to draft
+
+
 # --- draft models -----------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +281,7 @@ def test_transformers_drafts_with_the_export_and_says_the_same(exported, target,
 @pytest.mark.parametrize("family", FAMILIES)
 def test_paths_from_which_vllm_concludes_another_method(make_drafter, save, tmp_path, part, family):
     checkpoint, output = save(make_drafter(family)), tmp_path / part / "served"
-    if family.startswith("eagle"):
+    if family in ("eagle", "eagle3", "p_eagle", "dflash"):
         assert export(checkpoint, VLLM(), output) == output  # there vLLM believes the method it is told
     else:
         with pytest.raises(UserError, match=r"served contains .*, for which vLLM would load .* by another method"):
@@ -284,6 +349,8 @@ COMMANDS = {
     (VLLM, "eagle"): '{"method": "eagle", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "medusa"): '{"method": "medusa", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "draft_model"): '{"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4}',
+    (VLLM, "p_eagle"): '{"method": "eagle3", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": true}',
+    (VLLM, "dflash"): '{"method": "dflash", "model": "DIR", "num_speculative_tokens": 4}',
     (SGLang, "eagle3"): "--speculative-algorithm EAGLE3 --speculative-draft-model-path DIR --speculative-num-steps 4 "
     "--speculative-eagle-topk 1 --speculative-num-draft-tokens 5",
     (SGLang, "eagle"): "--speculative-algorithm EAGLE --speculative-draft-model-path DIR",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdraft.drafters.eagle import PEagle
 from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.importing import import_eagle3
@@ -75,6 +76,18 @@ def test_an_export_comes_back_bit_by_bit(published, target, save, tmp_path, opti
     again = export(save(imported), VLLM(dtype=dtype), tmp_path / "again")
     for file in ("config.json", "model.safetensors"):
         assert (again / file).read_bytes() == (directory / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("key", ["ptd_token_id", "pard_token", "mask_token_id"])
+def test_a_p_eagle_head_comes_back_by_every_name_of_its_mask(make_drafter, save, target, tmp_path, key):
+    head = make_drafter("p_eagle", mask_token=7, ttt_steps=8, num_layers=2)
+    directory = export(save(head), VLLM(dtype="float32"), tmp_path / "public")
+    config = json.loads((directory / "config.json").read_text())
+    config[key] = config.pop("ptd_token_id")
+    (directory / "config.json").write_text(json.dumps(config))
+    imported = import_eagle3(directory, target)
+    assert type(imported) is PEagle
+    same(head, imported)
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
@@ -243,7 +256,10 @@ def of_other_layers(config, tensors):
         (setting(target_hidden_size=64), "target_hidden_size=64"),
         (setting(hidden_act="gelu"), "hidden_act=gelu"),
         (setting(fc_norm=True), "fc_norm=true"),
-        (adding("mask_hidden", 1, 96), "parallel drafting"),
+        (
+            adding("mask_hidden", 1, 96),
+            r"drafts in parallel, and its mask token is None: expected an id, as mask_token_",
+        ),
         (adding("surprise.weight", 3), r"unknown: surprise\.weight"),
         (dropping("fc.weight"), r"missing: fc\.weight"),
         (dropping("lm_head.weight"), r"missing: lm_head\.weight"),

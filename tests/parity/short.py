@@ -23,7 +23,14 @@ TRAINING = (
     "export=null",
 )
 # Equality means nothing for a drafter that is not accepted; Medusa's later heads seldom are.
-LEAST_ACCEPTANCE_LENGTH = {"eagle3": 1.5, "eagle": 1.4, "medusa": 1.25, "draft_model": 1.5}
+LEAST_ACCEPTANCE_LENGTH = {
+    "eagle3": 1.5,
+    "eagle": 1.4,
+    "medusa": 1.25,
+    "p_eagle": 1.3,
+    "dflash": 1.25,
+    "draft_model": 1.5,
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ SHORT = {
     "eagle": Short("eagle", 120),
     "medusa": Short("medusa", 100),
     "draft": Short("draft", 100),
+    "dflash": Short("dflash", 160, ("num_layers=2", "block_size=6", "num_anchors=128")),
+    "p_eagle": Short("p_eagle", 160),
     "eagle3-llama": Short(
         "eagle3",
         100,

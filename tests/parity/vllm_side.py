@@ -30,6 +30,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
 from vllm.v1.sample import rejection_sampler
 
 
@@ -42,6 +43,18 @@ def expand(x: torch.Tensor, ends: torch.Tensor, num_tokens: int, replace_from: i
 # On a CPU vLLM 0.32 converts the tensor to be filled to int64 and fills the copy: temperatures are then whatever lay in
 # memory, and what speculation emits above temperature 0 is not the target's distribution. GPUs run another kernel.
 rejection_sampler.expand_batch_to_tokens = expand
+
+
+def normalize_keys(model: DFlashQwen3Model, keys: torch.Tensor) -> torch.Tensor:
+    """Context keys ``[layers, tokens, heads, d]`` normed by each layer's own weights."""
+    mean = keys.float().square().mean(-1, keepdim=True)
+    normed = (keys.float() * torch.rsqrt(mean + model._rms_norm_eps)).to(keys.dtype)
+    return normed * model._k_norm_weights[:, None, None]
+
+
+# On a CPU vLLM 0.32's rms_norm reads the first row of a weight of several, so that the context keys of every layer are
+# normed by the first layer's weights. GPUs run another kernel. docs/serving.md has the minimal case.
+DFlashQwen3Model._normalize_context_k = normalize_keys
 
 METRIC = "vllm:spec_decode_num_"
 

@@ -23,6 +23,11 @@ SGD |= {
 SGD |= {"eagle1/ddp": "eagle1/one", "lora/zero3": "lora/one", "eagle3-frozen/zero3": "eagle3-frozen/one"}
 SGD |= {f"eagle3-weighed/{case}": "eagle3-weighed/one" for case in ("accumulated", "zero2-accumulated", "zero3")}
 SGD |= {"medusa-weighed/ddp": "medusa-weighed/one"}
+SGD |= {
+    "p_eagle/zero3": "p_eagle/one",
+    "dflash/zero3": "dflash/one",
+    "dflash-weighed/zero2-accumulated": "dflash-weighed/one",
+}
 CLIPPED = {
     f"eagle3/{case}-clipped": "eagle3/one-clipped" for case in ("accumulated", "ddp", "zero3", "zero2-accumulated")
 }

@@ -2,5 +2,6 @@
 
 from specdraft.drafters.eagle.eagle1 import Eagle
 from specdraft.drafters.eagle.eagle3 import Eagle3
+from specdraft.drafters.eagle.p_eagle import PEagle
 
-__all__ = ["Eagle", "Eagle3"]
+__all__ = ["Eagle", "Eagle3", "PEagle"]

@@ -108,7 +108,8 @@ class Eagle3(DraftVocabulary, EagleHead):
         norm is of another kind."""
         size = target.vocab_size if draft_vocabulary is None else len(draft_vocabulary)
         layers = target.check_layers(target.default_layers() if layers is None else layers)
-        head = cls(size, layers, **shape_of(target, intermediate_size), **options)
+        shape = shape_of(target, intermediate_size)
+        head = cls(draft_vocab_size=size, layers=layers, **shape, **options)
         if draft_vocabulary is not None:
             head.set_draft_vocabulary(draft_vocabulary)
         if head.config()["projection"] != "scratch":
@@ -139,7 +140,11 @@ class Eagle3(DraftVocabulary, EagleHead):
 
     def feature(self, features: Features) -> Tensor:
         """See ``EagleHead``."""
-        aux = features.aux.flatten(0, 1).to(self.fc.weight.dtype)  # [R, 3H]
+        return self.fuse(features.aux.flatten(0, 1))
+
+    def fuse(self, aux: Tensor) -> Tensor:
+        """Concatenated auxiliary states ``[R, 3H]`` -> the feature ``[R, H]``."""
+        aux = aux.to(self.fc.weight.dtype)
         if self.input_norm is not None:
             aux = self.input_norm(aux)
         if self.fc_norm is not None:

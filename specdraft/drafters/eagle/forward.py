@@ -53,9 +53,11 @@ def unroll(
     decay: StepDecay,
     num_layers: int,
     sliding_window: int | None,
+    mask: tuple[int, Tensor] | None = None,
 ) -> list[Step]:
     """The steps of the training-time test. read: tokens ``[N]`` and features ``[N, H]`` to the queries' output.
-    feature: the target's, ``[R, H]``. angles: cos and sin ``[L, d]`` of every rotary position."""
+    feature: the target's, ``[R, H]``. angles: cos and sin ``[L, d]`` of every rotary position. mask: a token and a
+    feature ``[H]`` that later steps read, whatever was drafted (P-EAGLE), instead of the text and their own output."""
     # Where nothing is to be learned one position is read all the same, see ``align``.
     asked = [alignment.supervised[0] if len(alignment.supervised[0]) else alignment.positions.new_zeros(1)]  # [n] each
     for supervised in alignment.supervised[1:]:
@@ -73,9 +75,11 @@ def unroll(
             last.narrow(kept)
             for attention in below:
                 attention.narrow(wanted if step == 1 else kept)  # step 0 asked for all
-            feature = feature[kept]  # [n, H], the head's own
+            feature = feature[kept] if mask is None else mask[1].expand(len(wanted), -1)  # [n, H]
             positions, queries = wanted, slice(None)  # [n]
         tokens = alignment.tokens[positions + 1 + step]  # [N]
+        if step > 0 and mask is not None:
+            tokens = torch.full_like(tokens, mask[0])
         rotary = alignment.positions[positions] + step  # [N]
         here = cos[rotary], sin[rotary]  # [N, d]
         attends = (*(Attend(*here, attention, slice(None)) for attention in below), Attend(*here, last, queries))

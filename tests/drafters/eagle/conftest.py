@@ -11,7 +11,7 @@ from tests.drafters.eagle.variants import STEPS, VARIANTS
 def head(request, target):
     kind, options = VARIANTS[request.param]
     torch.manual_seed(0)
-    vocabulary = torch.arange(3, 97, 2) if kind is Eagle3 else None
+    vocabulary = torch.arange(3, 97, 2) if issubclass(kind, Eagle3) else None
     head = kind.for_target(target, vocabulary, ttt_steps=STEPS, **options).double()
     with torch.no_grad():  # large random weights: every part of the head must matter
         for parameter in head.parameters():

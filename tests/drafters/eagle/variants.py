@@ -2,7 +2,7 @@
 
 import torch
 
-from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
 from tests.drafters.alone import Alone
 
 STEPS = 4
@@ -15,6 +15,8 @@ VARIANTS = {
     "third, speculators": (Eagle3, {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True}),
     "third, qwen3": (Eagle3, {"qk_norm": True, "layers": (1, 2, 3, 5)}),
     "third, layers": (Eagle3, {"num_layers": 3, "norm_before_residual": True, "attention_bias": True}),
+    "parallel": (PEagle, {"mask_token": 5, "sample_positions": False}),
+    "parallel, layers": (PEagle, {"num_layers": 3, "fc_norm": True, "own_embedding": True, "sliding_window": 6}),
     "third, window": (Eagle3, {"sliding_window": 5}),
     "third, window, layers": (Eagle3, {"sliding_window": 6, "num_layers": 2, "own_embedding": True}),
 }
