@@ -14,7 +14,6 @@ from specdraft.decoding.generation import Generation
 from specdraft.decoding.shapes import AUTO
 from specdraft.decoding.trace import Segment, SegmentStream
 from specdraft.errors import UserError
-from specdraft.evaluation.evaluator import family
 from specdraft.evaluation.settings import EvaluationSettings, drafted, is_trained
 from specdraft.export.engine import GREEDY
 from specdraft.onednn import packed
@@ -83,7 +82,7 @@ class Conversation:
             way = GREEDY if sampling.greedy or not is_trained(drafter) else settings.draftings(None)[0]
             shape = drafted(settings.draft_shape(drafter, target), way)
             self._drafted = Decoder(target, drafter, shape, sampling, settings.rule, trace=True)
-            drafts = f"{family(drafter)}, {shape}"
+            drafts = f"{drafter.family}, {shape}"
         self.description = f"{target.identity.name} \u00b7 {drafts} \u00b7 temperature {sampling.temperature:g}"
         self.drafting = drafter is not None
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -27,6 +28,9 @@ class Drafter(nn.Module, ABC):
     """A drafter. The same module trains, decodes and is exported. What it keeps of the requests that it drafts for is
     not part of it: ``drafting`` makes that (``drafting.py``)."""
 
+    family: ClassVar[str]
+    """The word of the command line, of files and of engines, of a class: ``PromptLookup`` -> ``prompt_lookup``."""
+
     layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states the drafter reads; empty if none."""
 
@@ -44,6 +48,10 @@ class Drafter(nn.Module, ABC):
 
     target: Target | None = None
     _arguments: dict[str, Any]
+
+    def __init_subclass__(cls, family: str | None = None, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        cls.family = family or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def bind(self, target: Target) -> None:
         """Borrow what the drafter shares with the target (an embedding, say); it is never saved with the drafter."""

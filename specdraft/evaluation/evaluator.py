@@ -1,6 +1,5 @@
 """Measure a drafter by really decoding with it, beside the same loop without it."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -78,7 +77,7 @@ def evaluate(
     check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
     shape = settings.draft_shape(drafter, target)
     draftings = settings.draftings(engine)
-    drafters = {family(drafter): drafter, **(compare or {})}
+    drafters = {drafter.family: drafter, **(compare or {})}
     for each in drafters.values():
         each.eval()
     recorded = {
@@ -116,7 +115,7 @@ def evaluate(
                 evaluator.report(way, temperature, requests[way], cost)
     for name, each in drafters.items():
         models = [model for model in evaluation.cost_models if model.drafter == name]
-        if models and (advice := advise(models, family(each), draftings[0], engine)):
+        if models and (advice := advise(models, each.family, draftings[0], engine)):
             evaluation.advice.append(advice)
     return evaluation
 
@@ -263,8 +262,3 @@ def _one_of_each_category(prompts: Sequence[Prompt]) -> list[int]:
     """The numbers of all prompts, those first that are the first of their category."""
     first = list({prompt.category: index for index, prompt in reversed(list(enumerate(prompts)))}.values())
     return sorted(first) + [index for index in range(len(prompts)) if index not in first]
-
-
-def family(drafter: "Drafter") -> str:
-    """``PromptLookup`` -> ``prompt_lookup``: the word of the command line and of the JSON file."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(drafter).__name__).lower()

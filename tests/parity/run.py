@@ -31,7 +31,6 @@ from specdraft.errors import exit_on_user_error
 from specdraft.export import export
 from specdraft.export.engine import GREEDY, SAMPLED
 from specdraft.export.vllm import VLLM
-from specdraft.export.writer import layout_for
 from specdraft.targets import Target
 
 WARM = 1.0  # the temperature at which rates are compared, of the first of the drafters that vLLM samples drafts of
@@ -50,8 +49,7 @@ class Exported:
         """Exports the checkpoint, which ``drafter`` was read from."""
         engine = VLLM(dtype="float32")
         directory = export(checkpoint, engine, work / "exported" / checkpoint.parent.name).resolve()
-        family = layout_for(drafter, {}, engine, directory).family
-        return cls(drafter, family, directory)
+        return cls(drafter, drafter.family, directory)
 
     def flags(self, num_draft_tokens: int, drafting: str = GREEDY) -> str | None:
         """How vLLM is started with it; None if it does not draft so."""

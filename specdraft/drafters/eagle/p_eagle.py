@@ -28,7 +28,7 @@ from specdraft.targets import Target
 LEAST_SHARE = 0.2
 
 
-class PEagle(Eagle3):
+class PEagle(Eagle3, family="p_eagle"):
     """The parallel head; vLLM's method ``eagle3`` loads it with ``parallel_drafting``. ``ttt_steps`` are the tokens of
     its longest draft."""
 

@@ -9,7 +9,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from specdraft.errors import UserError
-from specdraft.evaluation.evaluator import family
 from specdraft.evaluation.report.pages import html
 from specdraft.files import write_text
 
@@ -25,10 +24,10 @@ def names(drafters: "Sequence[Drafter]", checkpoints: Sequence[str]) -> "dict[st
     Raises UserError if one checkpoint is given twice."""
     if len(set(checkpoints)) < len(checkpoints):
         raise UserError(f"checkpoint={list(checkpoints)} names a drafter twice: expected different ones")
-    first = family(drafters[0])
+    first = drafters[0].family
     named: dict[str, Drafter] = {}
     for drafter, checkpoint in zip(drafters[1:], checkpoints[1:], strict=True):
-        name = family(drafter)
+        name = drafter.family
         named[f"{name} {_run(checkpoint)}" if name in (first, *named) else name] = drafter
     return named
 
