@@ -20,17 +20,21 @@ def main(config: DictConfig) -> None:
     from specdraft.evaluation.report.comparison import names
 
     paths = config.checkpoint if isinstance(config.checkpoint, ListConfig) else [config.checkpoint]
-    if not paths or None in paths:
-        raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
+    beside = build(config.compare)
+    if paths == [None] and config.target.name is not None and beside:
+        paths = []  # a target, and drafters that nobody trained
+    elif not paths or None in paths:
+        wanted = "the path of a drafter or of a run directory that holds one, or target=NAME with a drafter of compare="
+        raise UserError(f"checkpoint= is missing: expected {wanted}")
     if config.png:
         check_png()
     loaded = [load_drafter(path) for path in paths]
-    drafter, trained = loaded[0]
+    drafter, trained = loaded[0] if loaded else (beside.pop(next(iter(beside))), {})
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
     cost = None if config.cost_model is None else CostSettings(**config.cost_model)
-    config.benchmark = config.benchmark or usual_benchmark(trained)
+    config.benchmark = config.benchmark or usual_benchmark(trained, config.target.name)
     prompts = load_prompts(config.benchmark, config.limit)
 
     complete_target(config.target, trained)
@@ -40,9 +44,10 @@ def main(config: DictConfig) -> None:
         each.to(target.device, target.dtype)
 
     checkpoints = [str(find(path).resolve()) for path in paths]
-    notes = {"benchmark": config.benchmark, "checkpoint": checkpoints[0], "drafter": trained["drafter"]}
-    others = names([each for each, _ in loaded], checkpoints)
-    compare = {**others, **build(config.compare)}
+    notes = {"benchmark": config.benchmark, "checkpoint": next(iter(checkpoints), None)}
+    notes |= {"drafter": trained["drafter"]} if trained else {}
+    others = names([each for each, _ in loaded], checkpoints) if loaded else {}
+    compare = {**others, **beside}
     notes |= {"compared": checkpoints[1:]} if others else {}
     engine = build(config.engine) if config.get("engine") else None
     evaluation = evaluate(target, drafter, prompts, settings, compare, notes, cost=cost, engine=engine)

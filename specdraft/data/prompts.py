@@ -59,8 +59,11 @@ def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
     return prompts[: limit or (CHAT_LIMIT if benchmark == CHAT else None)]
 
 
-def usual_benchmark(checkpoint: Mapping[str, Any]) -> str:
-    """The benchmark of the kind that a drafter learned from, by its checkpoint's configuration."""
+def usual_benchmark(checkpoint: Mapping[str, Any], target: str | None = None) -> str:
+    """The benchmark of the kind that a drafter learned from, by its checkpoint's configuration; without one, of the
+    kind that a ``target`` was made for."""
+    if not checkpoint and target is not None:
+        return STDLIB if target.startswith("embedded://") else CHAT
     source = checkpoint.get("extra", {}).get("data", {}).get("source", PythonStdlib.name)
     return STDLIB if source == PythonStdlib.name else CHAT
 

@@ -80,6 +80,25 @@ def test_a_run_directory_and_prompts(run, run_directory, capsys, tmp_path):
     assert (tmp_path / "out" / "report.html").is_file()
 
 
+def test_a_target_without_a_checkpoint(run, run_directory, capsys):
+    """What compare= names drafts: prompt lookup."""
+    written = run(
+        f"target.name={run_directory / 'target'}",
+        f"benchmark={run_directory / 'prompts.jsonl'}",
+        "decoding.max_new_tokens=12",
+        "target.device=cpu",
+        "cost_model=null",
+        "limit=2",
+    )
+    assert [(row["drafter"], row["temperature"]) for row in written["results"]] == [
+        ("prompt_lookup", 0.0),
+        ("prompt_lookup", 1.0),
+    ]
+    assert written["results"][0]["lossless"] is True
+    assert written["settings"]["checkpoint"] is None and "drafter" not in written["settings"]
+    assert "checkpoint= is missing" in fails(run, capsys, f"target.name={run_directory / 'target'}", "compare=[]")
+
+
 def test_overrides(run, run_directory):
     written = run(
         f"checkpoint={run_directory / 'run' / 'drafter'}",

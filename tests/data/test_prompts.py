@@ -160,3 +160,5 @@ def test_chat_has_a_prompt_of_each_kind_before_a_second_of_any():
 def test_the_usual_benchmark_is_of_the_kind_that_was_learned(source, expected):
     about = {"extra": {"data": {"source": source}}} if source else {}
     assert usual_benchmark(about) == expected
+    assert usual_benchmark({"extra": {}} | about, "some/model") == expected
+    assert (usual_benchmark({}, "embedded://tiny"), usual_benchmark({}, "some/model")) == ("python-stdlib", "chat")

@@ -56,7 +56,7 @@ SHORT = {
     "eagle": Short("eagle", 120),
     "medusa": Short("medusa", 100),
     "draft": Short("draft", 100),
-    "dflash": Short("dflash", 160, ("num_layers=2", "block_size=6", "num_anchors=128")),
+    "dflash": Short("dflash", 160, ("num_layers=2", "block_size=6")),
     "p_eagle": Short("p_eagle", 160),
     "eagle3-llama": Short(
         "eagle3",
