@@ -7,7 +7,8 @@ from specdraft.doctor.checks import Finding, LoadedDrafter, Serving, fault, note
 from specdraft.drafters.checkpoint import about_target, check_target
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.eagle import Eagle3
-from specdraft.drafters.eagle.head import EagleHead, shape_of
+from specdraft.drafters.eagle.head import EagleHead
+from specdraft.drafters.layers import shape_of
 from specdraft.errors import UserError
 from specdraft.export.eagle3 import LAYERS, layout
 from specdraft.export.layout import DTYPES

@@ -50,7 +50,7 @@ TESTS = {
     "specdraft.drafters.eagle.eagle3": ["tests/drafters/eagle"],
     "specdraft.drafters.eagle.forward": ["tests/drafters/eagle"],
     "specdraft.drafters.eagle.head": ["tests/drafters/eagle"],
-    "specdraft.drafters.eagle.rotary": ["tests/drafters/eagle"],
+    "specdraft.drafters.rotary": ["tests/drafters/eagle"],
     "specdraft.drafters.eagle.unrolled_keys": ["tests/drafters/eagle/test_unrolled_keys.py"],
     "specdraft.training.global_batch": ["tests/training/test_global_batch.py"],
     "specdraft.data.packing": ["tests/data/test_packing.py"],

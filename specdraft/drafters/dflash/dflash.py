@@ -30,10 +30,10 @@ from specdraft.drafters.confidence import check_smoothing, weigh_by_confidence
 from specdraft.drafters.dflash.block_attention import Blocks
 from specdraft.drafters.dflash.drafting import BlockDrafting, forward
 from specdraft.drafters.dflash.layer import Angles, Attention, BlockLayer
-from specdraft.drafters.eagle.head import initialize, shape_of
-from specdraft.drafters.eagle.rotary import RotaryTable
+from specdraft.drafters.layers import initialize, shape_of
 from specdraft.drafters.mask_token import mask_token as mask_token_of
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
+from specdraft.drafters.rotary import RotaryTable
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step, Teacher
@@ -156,7 +156,7 @@ class DFlash(DraftVocabulary, Drafter):
 
     def context_keys(self, context: Tensor, angles: Angles) -> list[tuple[Tensor, Tensor]]:
         """Of every layer the context's keys and values, ``[R, Hk, d]``."""
-        return [block.self_attn.keys(context, angles) for block in self.decoder_layers]
+        return [block.self_attn.key_value(context, *angles) for block in self.decoder_layers]
 
     def read(self, tokens: Tensor, angles: Angles, attentions: Sequence[Attention]) -> Tensor:
         """The one forward of training and decoding: slots with ``tokens [N]`` through all layers -> normed ``[N, H]``,

@@ -22,7 +22,7 @@ from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.dflash.layer import Angles, Attention
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary
 from specdraft.drafters.drafting import LevelDrafting
-from specdraft.drafters.eagle.rotary import RotaryTable
+from specdraft.drafters.rotary import RotaryTable
 from specdraft.targets import Features
 
 

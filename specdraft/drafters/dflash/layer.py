@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from specdraft.drafters.eagle.forward import Projections
+from specdraft.drafters.layers import Projections
 
 
 class Angles(NamedTuple):
@@ -33,14 +33,9 @@ class BlockAttention(Projections):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config, config.hidden_size, qk_norm=True)
 
-    def keys(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[N, Hk, d]`` of slots or of the context ``[N, H]``."""
-        return self._rotated(self.k_proj(x), self.k_norm, *angles), self.v_proj(x).view(len(x), -1, self.head_dim)
-
-    def forward(self, x: Tensor, angles: Angles, attention: Attention) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, angles: Angles, attention: Attention) -> Tensor:
         """x: normed slots ``[N, H]`` -> ``[N, H]``."""
-        query = self._rotated(self.q_proj(x), self.q_norm, *angles)  # [N, Hq, d]
-        return self.o_proj(attention(query, *self.keys(x, angles)).flatten(1))
+        return self.o_proj(attention(self.query(x, *angles), *self.key_value(x, *angles)).flatten(1))
 
 
 class BlockLayer(nn.Module):

@@ -18,7 +18,7 @@ from specdraft.decoding.passes import Pass, Texts
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary
 from specdraft.drafters.drafting import LevelDrafting
 from specdraft.drafters.eagle.forward import Attend, Attends, Output
-from specdraft.drafters.eagle.rotary import RotaryTable
+from specdraft.drafters.rotary import RotaryTable
 from specdraft.targets import Features
 
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from specdraft.drafters.base import TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_tree_builder import Vocabulary
 from specdraft.drafters.eagle.forward import Attends, Output, PlainLayer
-from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
+from specdraft.drafters.eagle.head import EagleHead
+from specdraft.drafters.layers import initialize, shape_of
 from specdraft.errors import UserError
 from specdraft.losses.chunked import FrozenHead, Step, Teacher
 from specdraft.targets import Features, Target

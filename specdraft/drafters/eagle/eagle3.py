@@ -19,7 +19,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.drafters.base import TrainingLoss, constructor_arguments
 from specdraft.drafters.eagle.forward import Attends, FusionLayer, LaterLayer, Output
-from specdraft.drafters.eagle.head import EagleHead, initialize, shape_of
+from specdraft.drafters.eagle.head import EagleHead
+from specdraft.drafters.layers import initialize, shape_of
 from specdraft.drafters.objective import DraftHead, call_with_weights
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from specdraft.drafters.alignment import Alignment, StepDecay
 from specdraft.drafters.eagle.unrolled_keys import UnrolledKeys
+from specdraft.drafters.layers import Projections
 from specdraft.losses.chunked import Step
 
 
@@ -90,36 +91,15 @@ def unroll(
     return steps
 
 
-class Projections(nn.Module):
-    """The projections of an attention whose queries, keys and values read ``width`` features. qk_norm: a norm of every
-    head's query and key before they are rotated, as Qwen3 has it."""
-
-    def __init__(self, config: LlamaConfig, width: int, qk_norm: bool = False) -> None:
-        super().__init__()
-        assert config.head_dim is not None and config.num_key_value_heads is not None
-        self.head_dim: int = config.head_dim
-        heads, kv_heads = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
-        bias = bool(config.attention_bias)
-        self.q_proj = nn.Linear(width, heads, bias)
-        self.k_proj = nn.Linear(width, kv_heads, bias)
-        self.v_proj = nn.Linear(width, kv_heads, bias)
-        self.o_proj = nn.Linear(heads, config.hidden_size, bias)
-        self.q_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
-        self.k_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
+class Attention(Projections):
+    """The attention of a head's layer, told what its queries see."""
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         """x: ``[N, width]``; the queries attend -> ``[n, H]``."""
         cos, sin, attention, queries = attend
-        query = self._rotated(self.q_proj(x[queries]), self.q_norm, cos[queries], sin[queries])  # [n, Hq, d]
-        key = self._rotated(self.k_proj(x), self.k_norm, cos, sin)  # [N, Hk, d]
-        value = self.v_proj(x).view(len(x), -1, self.head_dim)  # [N, Hk, d]
-        attended = attention(query, key, value)  # [n, Hq, d]
+        query = self.query(x[queries], cos[queries], sin[queries])  # [n, Hq, d]
+        attended = attention(query, *self.key_value(x, cos, sin))  # [n, Hq, d]
         return self.o_proj(attended.flatten(1))  # [n, H]
-
-    def _rotated(self, projected: Tensor, norm: nn.Module | None, cos: Tensor, sin: Tensor) -> Tensor:
-        heads = projected.view(len(projected), -1, self.head_dim)  # [N, heads, d]
-        heads = heads if norm is None else norm(heads)
-        return heads * cos[:, None] + rotate_half(heads) * sin[:, None]
 
 
 class PlainLayer(nn.Module):
@@ -127,7 +107,7 @@ class PlainLayer(nn.Module):
 
     def __init__(self, config: LlamaConfig, width: int | None = None, qk_norm: bool = False) -> None:
         super().__init__()
-        self.self_attn = Projections(config, width or config.hidden_size, qk_norm)
+        self.self_attn = Attention(config, width or config.hidden_size, qk_norm)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = LlamaMLP(config)
 

@@ -23,15 +23,14 @@ from specdraft.drafters.draft_tree_builder import Vocabulary
 from specdraft.drafters.eagle.compiled import run_layer
 from specdraft.drafters.eagle.drafting import EagleDrafting, forward
 from specdraft.drafters.eagle.forward import Attends, Output, unroll
-from specdraft.drafters.eagle.rotary import RotaryTable
+from specdraft.drafters.layers import ROPE_BY_LENGTH
 from specdraft.drafters.objective import objective
+from specdraft.drafters.rotary import RotaryTable
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Head, Step, Teacher
 from specdraft.losses.divergence import divergence as divergence_of
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
-
-_ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's angle depends on how long the text is
 
 
 class EagleHead(Drafter):
@@ -77,7 +76,7 @@ class EagleHead(Drafter):
         angles that change with the length of the text."""
         arguments = constructor_arguments(locals())
         super().__init__()
-        if rope_parameters.get("rope_type") in _ROPE_BY_LENGTH:
+        if rope_parameters.get("rope_type") in ROPE_BY_LENGTH:
             raise UserError(
                 f"the head has rope_type={rope_parameters['rope_type']}, whose angles change with the length of the "
                 "text: expected default, linear, llama3 or yarn, as for_target chooses"
@@ -199,31 +198,3 @@ class EagleHead(Drafter):
     def drafting(self, rows: int, capacity: int) -> EagleDrafting:
         """See ``Drafter``."""
         return EagleDrafting(self, rows, capacity)
-
-
-def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:
-    """The arguments of a head shaped like one layer of ``target``; ``intermediate_size`` None is the target's own."""
-    config = target.config
-    rope = config.rope_parameters
-    rope = rope.get("full_attention", rope)  # targets with sliding windows keep one set per kind of layer
-    if rope.get("rope_type") in _ROPE_BY_LENGTH:  # a head of one layer does with the plain angles
-        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return {
-        "hidden_size": target.hidden_size,
-        "intermediate_size": intermediate_size or config.intermediate_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "head_dim": getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads,
-        "vocab_size": target.vocab_size,
-        "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
-        "rope_parameters": {key: value for key, value in rope.items() if key != "partial_rotary_factor"},
-        "max_position_embeddings": target.max_length,
-    }
-
-
-def initialize(module: nn.Module) -> None:
-    """Weights of linear layers from N(0, 0.02), as the targets' own were; biases zero."""
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

@@ -41,7 +41,7 @@ def test_the_context_is_projected_by_the_matrices_of_the_slots():
     layer = BlockLayer(LlamaConfig(**SIZES)).double()
     context = torch.randn(5, 32).double()
     angles = Angles(torch.ones(5, 8).double(), torch.zeros(5, 8).double())
-    key, value = layer.self_attn.keys(context, angles)
+    key, value = layer.self_attn.key_value(context, *angles)
     attention = layer.self_attn
     torch.testing.assert_close(value.flatten(1), attention.v_proj(context))
     torch.testing.assert_close(key, attention.k_norm(attention.k_proj(context).view(5, 2, 8)))

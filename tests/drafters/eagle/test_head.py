@@ -1,7 +1,6 @@
 """The EAGLE family: what every step learns; packing changes nothing."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.alignment import align
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.eagle import Eagle, Eagle3
-from specdraft.drafters.eagle.head import shape_of
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
@@ -273,22 +271,6 @@ def test_a_text_beyond_the_context_that_the_head_was_made_for_is_learned(kind, s
     ids = torch.arange(20)[None]
     batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
     assert head.training_loss(batch, features_of(head, batch), target).loss > 0
-
-
-def test_a_head_has_the_shape_of_one_layer_of_its_target():
-    def shape(intermediate_size=None, **config):
-        given = {"num_attention_heads": 4, "intermediate_size": 96, "rope_parameters": {"rope_theta": 500.0}} | config
-        target = SimpleNamespace(config=SimpleNamespace(**given), hidden_size=64, vocab_size=100, max_length=50)
-        return shape_of(target, intermediate_size)
-
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 50}
-    derived = {"intermediate_size": 96, "num_key_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-6}
-    assert shape() == sizes | derived | {"rope_parameters": {"rope_theta": 500.0}}
-    own = {"num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5}
-    assert shape(32, **own).items() >= (own | {"intermediate_size": 32}).items()
-    rope = {"rope_type": "yarn", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
-    of_layers = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
-    assert shape(rope_parameters=of_layers)["rope_parameters"] == {"rope_type": "yarn", "rope_theta": 1e6}
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle3])

@@ -1,4 +1,4 @@
-"""Rotary angles of an EAGLE head, by transformers' own functions."""
+"""Rotary angles of a drafter, by transformers' own functions."""
 
 import torch
 from torch import Tensor

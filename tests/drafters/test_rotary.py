@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specdraft.drafters.eagle.rotary import RotaryTable
+from specdraft.drafters.rotary import RotaryTable
 
 KINDS = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},

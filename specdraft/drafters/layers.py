@@ -1,0 +1,72 @@
+"""What drafters' layers are made of that look like a layer of the target: its shape, first weights, and projections.
+
+N = positions of a pass, Hq / Hk = query / key-value heads, d = head size."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
+
+from specdraft.targets import Target
+
+ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's angle depends on how long the text is
+
+
+class Projections(nn.Module):
+    """The projections of an attention whose queries, keys and values read ``width`` features. qk_norm: a norm of every
+    head's query and key before they are rotated, as Qwen3 has it. cos, sin: ``[N, d]`` of the rotary positions."""
+
+    def __init__(self, config: LlamaConfig, width: int, qk_norm: bool = False) -> None:
+        super().__init__()
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        self.head_dim: int = config.head_dim
+        heads, kv_heads = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        bias = bool(config.attention_bias)
+        self.q_proj = nn.Linear(width, heads, bias)
+        self.k_proj = nn.Linear(width, kv_heads, bias)
+        self.v_proj = nn.Linear(width, kv_heads, bias)
+        self.o_proj = nn.Linear(heads, config.hidden_size, bias)
+        self.q_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.k_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
+
+    def query(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotated queries ``[N, Hq, d]`` of ``x [N, width]``."""
+        return self._rotated(self.q_proj(x), self.q_norm, cos, sin)
+
+    def key_value(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys, and values, ``[N, Hk, d]`` of ``x [N, width]``."""
+        return self._rotated(self.k_proj(x), self.k_norm, cos, sin), self.v_proj(x).view(len(x), -1, self.head_dim)
+
+    def _rotated(self, projected: Tensor, norm: nn.Module | None, cos: Tensor, sin: Tensor) -> Tensor:
+        heads = projected.view(len(projected), -1, self.head_dim)  # [N, heads, d]
+        heads = heads if norm is None else norm(heads)
+        return heads * cos[:, None] + rotate_half(heads) * sin[:, None]
+
+
+def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:
+    """The arguments of a head shaped like one layer of ``target``; ``intermediate_size`` None is the target's own."""
+    config = target.config
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)  # targets with sliding windows keep one set per kind of layer
+    if rope.get("rope_type") in ROPE_BY_LENGTH:  # a head of one layer does with the plain angles
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": intermediate_size or config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "head_dim": getattr(config, "head_dim", None) or target.hidden_size // config.num_attention_heads,
+        "vocab_size": target.vocab_size,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
+        "rope_parameters": {key: value for key, value in rope.items() if key != "partial_rotary_factor"},
+        "max_position_embeddings": target.max_length,
+    }
+
+
+def initialize(module: nn.Module) -> None:
+    """Weights of linear layers from N(0, 0.02), as the targets' own were; biases zero."""
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
