@@ -24,7 +24,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.decoding.compilation import Compilable
-from specdraft.drafters.alignment import StepDecay, align, count_supervised
+from specdraft.drafters.alignment import Alignment, StepDecay, align, count_supervised
 from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.confidence import check_smoothing, weigh_by_confidence
 from specdraft.drafters.dflash.block_attention import Blocks
@@ -210,7 +210,7 @@ class DFlash(DraftVocabulary, Drafter):
             return 1.0
         return min(1.0, self.num_anchors * len(batch.input_ids) / max(1, int(batch.before_learned().sum())))
 
-    def _blocks(self, anchors: Tensor, features: Features, alignment: Any) -> Tensor:
+    def _blocks(self, anchors: Tensor, features: Features, alignment: Alignment) -> Tensor:
         """The normed hidden states ``[A, S, H]`` of blocks at ``anchors [A]``; where there is none, of one that nobody
         asks about: under ZeRO-3 all ranks call the same modules."""
         anchors = anchors if len(anchors) else anchors.new_zeros(1)

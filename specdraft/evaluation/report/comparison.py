@@ -63,9 +63,11 @@ class ComparisonPage(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Gather the evaluations that the runs left."""
         folder = Path(config.hydra.sweep.dir)
-        found = sorted(folder.glob("*/evaluation.json"), key=lambda path: (len(path.parent.name), path.parent.name))
-        if len(found) > 1:
-            page = html(gather([json.loads(path.read_text(encoding="utf-8")) for path in found]))
+        paths = sorted(folder.glob("*/evaluation.json"), key=lambda path: (len(path.parent.name), path.parent.name))
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        trained = [each for each in found if each["settings"]["checkpoint"] is not None]
+        if len(trained) > 1:
+            page = html(gather(trained))
             print(f"comparison: {write_text(folder / 'comparison.html', page)}")
 
 
