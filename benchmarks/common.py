@@ -49,6 +49,8 @@ def write_result(name: str, settings: dict[str, Any], result: dict[str, Any]) ->
         **result,
     }
     path = RESULTS / f"{name}-{now:%Y-%m-%d-%H%M}.json"
+    if path.exists():  # another run ended in the same minute
+        path = RESULTS / f"{name}-{now:%Y-%m-%d-%H%M%S}.json"
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
