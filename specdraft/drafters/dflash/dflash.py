@@ -87,9 +87,9 @@ class DFlash(DraftVocabulary, Drafter):
         or projection, no such smoothing, and a draft vocabulary larger than the vocabulary."""
         arguments = constructor_arguments(locals())
         super().__init__()
-        least = {"block_size": (block_size, 2), "num_layers": (num_layers, 1), "num_anchors": (num_anchors or 1, 1)}
+        least = {"block_size": (block_size, 2), "num_layers": (num_layers, 1), "num_anchors": (num_anchors, 1)}
         for name, (given, smallest) in least.items():
-            if given < smallest:
+            if given is not None and given < smallest:
                 raise UserError(f"model.drafter.{name} is {given}: expected at least {smallest}")
         if not 0 <= mask_token < vocab_size:
             raise UserError(f"model.drafter.mask_token is {mask_token}: expected a token of 0 to {vocab_size - 1}")

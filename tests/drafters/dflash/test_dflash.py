@@ -140,7 +140,7 @@ def test_a_checkpoint_is_read_back(drafter, target, tmp_path, packed):
     [
         ({"block_size": 1}, r"block_size is 1: expected at least 2"),
         ({"num_layers": 0}, r"num_layers is 0: expected at least 1"),
-        ({"num_anchors": -3}, r"num_anchors is -3: expected at least 1"),
+        ({"num_anchors": 0}, r"num_anchors is 0: expected at least 1"),
         ({"mask_token": 97}, r"mask_token is 97: expected a token of 0 to 96"),
         ({"projection": "scratch"}, r"projection is 'scratch': expected frozen or target"),
         ({"confidence_smoothing": 2.0}, r"confidence_smoothing is 2\.0"),
