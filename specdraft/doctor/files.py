@@ -104,8 +104,7 @@ def _key_norms(drafter: DFlash) -> Finding:
     if apart > _ALIKE:
         return note(
             f"the layers' key norms differ by up to {apart:.0%}: vLLM 0.32 on a CPU norms the context keys of every "
-            "layer by the first layer's weights, and accepts less than is measured here; serve it on a GPU, where each "
-            "layer has its own"
+            "layer by the first layer's weights, and drafts otherwise than it was trained to; GPUs run another kernel"
         )
     return ok("the layers' key norms are alike, so that every engine computes the same")
 

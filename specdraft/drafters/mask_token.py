@@ -3,6 +3,8 @@
 from contextlib import suppress
 from typing import Any
 
+from specdraft.errors import UserError
+
 
 def mask_token(tokenizer: Any, vocab_size: int) -> int:
     """An id below ``vocab_size`` that no text of a target holds: one that the tokenizer does not reach, else its
@@ -20,6 +22,12 @@ def mask_token(tokenizer: Any, vocab_size: int) -> int:
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if number < vocab_size}
     idle = [number for number, text in added.items() if number not in used and text not in template]
     return max(idle, default=vocab_size - 1)
+
+
+def check_mask_token(mask_token: int, vocab_size: int) -> None:
+    """Raises UserError for a mask that is no token."""
+    if not 0 <= mask_token < vocab_size:
+        raise UserError(f"model.drafter.mask_token is {mask_token}: expected a token of 0 to {vocab_size - 1}")
 
 
 def _of_conversations(tokenizer: Any) -> set[int]:

@@ -31,6 +31,7 @@ from specdraft.drafters.dflash.block_attention import Blocks
 from specdraft.drafters.dflash.drafting import BlockDrafting, forward
 from specdraft.drafters.dflash.layer import Angles, Attention, BlockLayer
 from specdraft.drafters.layers import initialize, shape_of
+from specdraft.drafters.mask_token import check_mask_token
 from specdraft.drafters.mask_token import mask_token as mask_token_of
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
 from specdraft.drafters.rotary import RotaryTable
@@ -91,8 +92,7 @@ class DFlash(DraftVocabulary, Drafter):
         for name, (given, smallest) in least.items():
             if given is not None and given < smallest:
                 raise UserError(f"model.drafter.{name} is {given}: expected at least {smallest}")
-        if not 0 <= mask_token < vocab_size:
-            raise UserError(f"model.drafter.mask_token is {mask_token}: expected a token of 0 to {vocab_size - 1}")
+        check_mask_token(mask_token, vocab_size)
         if projection not in ("frozen", "target"):
             raise UserError(f"model.drafter.projection is {projection!r}: expected frozen or target")
         check_smoothing(confidence_smoothing, sample_positions=False)

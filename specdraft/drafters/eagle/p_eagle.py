@@ -20,8 +20,8 @@ from specdraft.drafters.base import constructor_arguments
 from specdraft.drafters.eagle.eagle3 import Eagle3
 from specdraft.drafters.eagle.forward import unroll
 from specdraft.drafters.eagle.mask_drafting import MaskDrafting
+from specdraft.drafters.mask_token import check_mask_token
 from specdraft.drafters.mask_token import mask_token as mask_token_of
-from specdraft.errors import UserError
 from specdraft.losses.chunked import Step
 from specdraft.targets import Target
 
@@ -37,8 +37,7 @@ class PEagle(Eagle3, family="p_eagle"):
         does, and for a mask that is no token."""
         arguments = constructor_arguments(locals())
         super().__init__(**shared)
-        if not 0 <= mask_token < self.vocab_size:
-            raise UserError(f"model.drafter.mask_token is {mask_token}: expected a token of 0 to {self.vocab_size - 1}")
+        check_mask_token(mask_token, self.vocab_size)
         self._arguments |= arguments
         self.mask_token = mask_token
         self.decay = StepDecay(self.decay.base, self.decay.sampled, floor=LEAST_SHARE)
