@@ -34,7 +34,7 @@ from specdraft.targets import Target
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "families.md"
-FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "p_eagle", "dflash")
+FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "mtp", "p_eagle", "dflash")
 TEMPERATURES = (0.0, 1.0)
 COLUMNS = ("family", "parameters", "draft", "T", "acceptance length", "cost ratio", "speedup", "identical")
 

@@ -29,7 +29,7 @@ from specdraft.data.regeneration.request import Ids, RegenerationSettings, Reque
 from specdraft.data.regeneration.server import Server
 from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.data.tokenization.tokenize import available_cores
-from specdraft.drafters.checkpoint import check_target, find, read_config
+from specdraft.drafters.checkpoint import check_target, find, load_drafter, read_config
 from specdraft.errors import UserError, exit_on_user_error
 from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.export import export
@@ -124,12 +124,11 @@ def contenders(checkpoints: Sequence[Path], draft_tokens: Sequence[int], work: P
         found[f"{NGRAM}, K = {k}"] = ["--speculative-config", json.dumps(lookup | {"num_speculative_tokens": k})]
     for number, checkpoint in enumerate(checkpoints):
         directory = export(checkpoint, VLLM(dtype="float32"), work / f"head-{number}").resolve()
-        card = (directory / "README.md").read_text()
-        family = next(family for family in VLLM.families if f'"method": "{family}"' in card)
+        family = load_drafter(checkpoint)[0].family
         name = family if len(checkpoints) == 1 else checkpoint.name
         for k in draft_tokens:
-            if flags := VLLM.flags(family, str(directory), k):
-                found[f"{name}, K = {k}"] = ["--speculative-config", flags]
+            if options := VLLM.options(family, str(directory), k):
+                found[f"{name}, K = {k}"] = options
     return found
 
 

@@ -187,6 +187,28 @@ def _room(module: str) -> str:
     return module.partition(".")[2].partition(".")[0]
 
 
+def mtp() -> Picture:
+    """A layer of the target's own, used again for every token."""
+    p = Picture(720, 250, "MTP: a decoder layer that the target comes with, used again for every drafted token")
+    _target(p, 40, 170, ("layers", "…", "last layer", "final norm, LM head"))
+    p.box(270, 102, 110, 60, "norms\n2H → H", "trained")
+    p.arrow((192, 116), (266, 124))
+    p.text(204, 100, "hidden state t", size=11)
+    p.box(270, 192, 130, 30, "embedding of t+1", "token")
+    p.arrow((325, 190), (325, 165))
+    p.box(420, 102, 120, 60, "one decoder\nlayer, norm", "trained")
+    p.arrow((382, 132), (416, 132))
+    p.box(420, 44, 120, 34, "target's LM head", "frozen")
+    p.arrow((480, 100), (480, 81))
+    p.arrow((542, 61), (590, 61))
+    p.text(596, 66, "token t+2, t+3, …")
+    p.arrow((542, 132), (600, 132), (600, 236), (240, 236), (240, 146), (266, 146))
+    p.text(608, 160, "its own output")
+    p.text(608, 176, "stands for the")
+    p.text(608, 192, "next hidden state")
+    return p
+
+
 def dflash() -> Picture:
     """A block of masks over the target's states."""
     p = Picture(720, 260, "DFlash: a block of masks that reads the target's hidden states, all tokens in one pass")
@@ -233,6 +255,7 @@ PICTURES = {
     "eagle-1": eagle1,
     "eagle-3": eagle3,
     "p-eagle": p_eagle,
+    "mtp": mtp,
     "dflash": dflash,
     "architecture": architecture,
 }

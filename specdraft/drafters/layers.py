@@ -15,7 +15,9 @@ ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position's angle depends on how lo
 
 class Projections(nn.Module):
     """The projections of an attention whose queries, keys and values read ``width`` features. qk_norm: a norm of every
-    head's query and key before they are rotated, as Qwen3 has it. cos, sin: ``[N, d]`` of the rotary positions."""
+    head's query and key before they are rotated, as Qwen3 has it. Where the configuration has an
+    ``attention_output_bias``, that says whether the last projection has one. cos, sin: ``[N, d]`` of the rotary
+    positions."""
 
     def __init__(self, config: LlamaConfig, width: int, qk_norm: bool = False) -> None:
         super().__init__()
@@ -26,7 +28,7 @@ class Projections(nn.Module):
         self.q_proj = nn.Linear(width, heads, bias)
         self.k_proj = nn.Linear(width, kv_heads, bias)
         self.v_proj = nn.Linear(width, kv_heads, bias)
-        self.o_proj = nn.Linear(heads, config.hidden_size, bias)
+        self.o_proj = nn.Linear(heads, config.hidden_size, bool(getattr(config, "attention_output_bias", bias)))
         self.q_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
         self.k_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
 

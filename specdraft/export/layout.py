@@ -1,8 +1,8 @@
 """What an exported drafter consists of, and the checks that every family of drafters shares.
 
-A family is a kind of drafter that engines tell apart: eagle3, eagle, p_eagle, medusa, dflash, draft_model. Modules here
-make the ``Layout`` of each. Engines hardly check what they load: a wrong file stays lossless and accepts nothing. So
-everything that could go wrong silently is validated before it is written.
+A family is a kind of drafter that engines tell apart: eagle3, eagle, p_eagle, mtp, medusa, dflash, draft_model. Modules
+here make the ``Layout`` of each. Engines hardly check what they load: a wrong file stays lossless and accepts nothing.
+So everything that could go wrong silently is validated before it is written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ TITLES = {
     "eagle3": "EAGLE-3 head",
     "eagle": "EAGLE head",
     "p_eagle": "P-EAGLE head",
+    "mtp": "MTP layer",
     "medusa": "Medusa heads",
     "dflash": "DFlash drafter",
     "draft_model": "draft model",
@@ -29,7 +30,8 @@ TITLES = {
 class Layout:
     """A directory to be: ``config.json`` and one safetensors file named ``weights``; ``facts`` go into the card.
     options: what of the drafter not every engine computes, by the names of its constructor. longest_draft: tokens that
-    it was made to draft; None where there is no end to it."""
+    it was made to draft; None where there is no end to it. borrowed: tensors of the target's that the engine wants in
+    the file too, and how their names end in the target's files."""
 
     family: str
     config: dict[str, Any]
@@ -39,6 +41,7 @@ class Layout:
     facts: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     longest_draft: int | None = None
+    borrowed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:

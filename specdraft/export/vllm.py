@@ -20,10 +20,12 @@ _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 class VLLM(Engine):
     """vLLM's methods, named as the families are but for P-EAGLE, an ``eagle3`` that drafts in parallel. It drafts
     greedily unless told otherwise.
+    target_settings: what it is to add to the target's configuration, by family.
     sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says."""
 
     name = "vllm"
     families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES} | {"p_eagle": "eagle3"}
+    target_settings: ClassVar[dict[str, dict[str, object]]] = {"mtp": {"num_nextn_predict_layers": 1}}
     sampled_drafts: ClassVar[dict[str, object]] = {"draft_sample_method": "probabilistic"}
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
@@ -41,7 +43,7 @@ class VLLM(Engine):
                 "hands out auxiliary hidden states there, as Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
             )
         telling = [part for part in _TELLING if part in str(directory.resolve()).lower()]
-        if layout.family in ("medusa", "draft_model") and telling:
+        if layout.family in ("medusa", "draft_model", "mtp") and telling:
             raise UserError(
                 f"the path {directory.resolve()} contains {telling[0]!r}, for which vLLM would load the "
                 f"{layout.title} by another method: expected none of {', '.join(_TELLING)} in it; choose with output="
@@ -56,3 +58,11 @@ class VLLM(Engine):
         config = {"method": cls.families[family], "model": directory, "num_speculative_tokens": num_draft_tokens}
         config |= {"parallel_drafting": True} if family == "p_eagle" else {}
         return json.dumps(config | (cls.sampled_drafts if drafting == SAMPLED else {}))
+
+    @classmethod
+    def options(cls, family: str, directory: str, num_draft_tokens: int, drafting: str = GREEDY) -> list[str] | None:
+        """The command line of ``vllm serve`` behind the target, in words; None as in ``flags``."""
+        flags = cls.flags(family, directory, num_draft_tokens, drafting)
+        settings = cls.target_settings.get(family)
+        added = ["--hf-overrides", json.dumps(settings)] if settings else []
+        return None if flags is None else [*added, "--speculative-config", flags]

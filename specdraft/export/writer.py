@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import find, load_drafter
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
-from specdraft.export import dflash, draft_model, eagle1, eagle3, medusa
+from specdraft.export import dflash, draft_model, eagle1, eagle3, medusa, mtp
 from specdraft.export.engine import Engine
-from specdraft.export.layout import DTYPES, Layout
+from specdraft.export.layout import DTYPES, Layout, cast
 from specdraft.export.model_card import model_card
 from specdraft.files import atomic_directory, embedded
+from specdraft.targets.weights import Weights
 
 CONFIG, CARD = "config.json", "README.md"
 
@@ -27,6 +29,7 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
     Eagle3: eagle3.layout,
     Eagle: eagle1.layout,
     PEagle: eagle3.layout,
+    MTP: mtp.layout,
     Medusa: medusa.layout,
     DFlash: dflash.layout,
     DraftModel: draft_model.layout,
@@ -51,8 +54,9 @@ def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = N
     layout = layout_for(drafter, target, engine, output)
     evaluations = [folder / "evaluation.json" for folder in (source, source.parent)]
     card = model_card(trained, layout, engine, output, next(filter(Path.is_file, evaluations), None))
+    tensors = layout.tensors | _borrowed(layout, trained["target"])
     with atomic_directory(output) as temporary:
-        save_file(layout.tensors, temporary / layout.weights, metadata={"format": "pt"})
+        save_file(tensors, temporary / layout.weights, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card, encoding="utf-8")
     return output
@@ -70,6 +74,21 @@ def layout_for(drafter: Drafter, target: Mapping[str, Any], engine: Engine, outp
     if dtype not in DTYPES:
         raise UserError(f"the weights cannot be written as {dtype!r}: expected engine.dtype to be {', '.join(DTYPES)}")
     return engine.accept(_LAYOUTS[type(drafter)](drafter, target, dtype), target, output)
+
+
+def _borrowed(layout: Layout, target: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The target's tensors that go into the file. Raises UserError for a target whose files are not at hand."""
+    if not layout.borrowed:
+        return {}
+    files, found = Weights(target["name"], target.get("revision")), {}
+    for name, end in layout.borrowed.items():
+        # A projection that is tied to the embedding is not in the files.
+        theirs = files.ending(end) or files.ending("embed_tokens.weight")
+        if theirs is None:
+            wrong = f"the files of the target {target['name']!r} name no {end}"
+            raise UserError(f"{wrong}: expected an embedding and a projection of such names, which the engine shares")
+        found[name] = files.read([theirs])[theirs]
+    return cast(found, layout.dtype)
 
 
 def _check_output(output: Path) -> None:

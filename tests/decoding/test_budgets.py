@@ -10,7 +10,7 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
@@ -32,6 +32,7 @@ DRAFTERS = {
     "eagle": lambda target: Eagle.for_target(target),
     "medusa": lambda target: Medusa.for_target(target),
     "hydra": lambda target: Hydra.for_target(target),
+    "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, None, layers=(1,), num_layers=2),
     "dflash": lambda target: DFlash.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=2),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),

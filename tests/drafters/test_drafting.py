@@ -15,7 +15,7 @@ from specdraft.drafters.base import Drafter
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.drafting import SingleDrafter
-from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.heads import Heads
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
@@ -35,6 +35,7 @@ KINDS = {
     "eagle3_1": lambda target: Eagle3.for_target(target, None, layers=(1, 2), fc_norm=True, norm_output=True),
     "medusa": lambda target: Medusa.for_target(target, VOCABULARY, num_heads=3),  # fewer levels than are asked for
     "hydra": lambda target: Hydra.for_target(target, VOCABULARY, num_heads=4),
+    "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, VOCABULARY, layers=(1, 2), num_layers=2, ttt_steps=4),
     "dflash": lambda target: DFlash.for_target(target, VOCABULARY, layers=(1, 2), num_layers=2, block_size=4),
     "draft_model": lambda target: DraftModel.for_target(target, copy_layers=2),

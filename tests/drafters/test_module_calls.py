@@ -12,7 +12,7 @@ from torch import nn
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.targets.batch import Batch
@@ -35,6 +35,7 @@ FAMILIES = {
     ),
     "medusa": lambda target: Medusa.for_target(target, IDS, num_heads=3, num_layers=2),
     "hydra": lambda target: Hydra.for_target(target, IDS, num_heads=3, num_layers=2),
+    "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, IDS, ttt_steps=4, num_layers=2, sample_positions=True),
     "dflash": lambda target: DFlash.for_target(target, IDS, num_layers=2, block_size=4, num_anchors=8),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=2),

@@ -63,6 +63,6 @@ def evaluation(drafter="eagle3", run="a"):
         "categories": [result(name, t, c) for t in (0.0, 1.0) for c in ("code", "chat") for name in names],
         "cost_models": models,
         "checks": [check],
-        "advice": [{"drafter": drafter, "sentence": "Draft 3 tokens.", "vllm": f'{{"model": "{long}"}}'}],
+        "advice": [{"drafter": drafter, "sentence": "Draft 3 tokens.", "vllm": f"--speculative-config '{{{long}}}'"}],
         "samples": [sample],
     }

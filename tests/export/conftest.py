@@ -11,7 +11,7 @@ from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, save_drafter
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
 
@@ -19,7 +19,7 @@ VOCABULARY = torch.arange(1, 97, 3)
 
 
 @pytest.fixture(scope="session")
-def target() -> Target:
+def target(tmp_path_factory) -> Target:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=97,
@@ -36,7 +36,9 @@ def target() -> Target:
         pad_token_id=None,
         initializer_range=0.3,
     )
-    return Target.from_model(LlamaForCausalLM(config))
+    model, folder = LlamaForCausalLM(config), tmp_path_factory.mktemp("target")
+    model.save_pretrained(folder)
+    return Target.from_model(model, name=str(folder))
 
 
 @pytest.fixture
@@ -64,8 +66,8 @@ def make_checkpoint(target, save):
 
 @pytest.fixture
 def make_drafter(target):
-    """make_drafter("eagle3" | "eagle" | "p_eagle" | "medusa" | "dflash" | "draft_model", **options) -> random ones."""
-    kinds: dict[str, Any] = {"eagle3": Eagle3, "eagle": Eagle, "p_eagle": PEagle, "medusa": Medusa}
+    """make_drafter(family, **options) -> a random drafter."""
+    kinds: dict[str, Any] = {"eagle3": Eagle3, "eagle": Eagle, "p_eagle": PEagle, "medusa": Medusa, "mtp": MTP}
     kinds |= {"dflash": DFlash, "draft_model": DraftModel}
 
     def make(family: str, **options: Any) -> Drafter:

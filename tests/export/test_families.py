@@ -18,7 +18,7 @@ from specdraft.export.vllm import VLLM
 
 WEIGHTS = {"medusa": "medusa_lm_head.safetensors"}
 SERVED = {
-    VLLM: {"eagle3", "eagle", "p_eagle", "medusa", "dflash", "draft_model"},
+    VLLM: {"eagle3", "eagle", "p_eagle", "mtp", "medusa", "dflash", "draft_model"},
     SGLang: {"eagle3", "eagle", "draft_model"},
     TensorRTLLM: {"eagle3", "medusa", "draft_model"},
     Transformers: {"draft_model"},
@@ -61,7 +61,7 @@ def test_what_is_served_is_written_and_the_rest_refused_by_name(exported, engine
     if family in SERVED[engine]:
         assert f"## Serving with {engine.name}" in exported(engine(), family)[3]
     else:
-        title = "(EAGLE head|EAGLE-3 head|P-EAGLE head|Medusa heads|DFlash drafter)"
+        title = "(EAGLE head|EAGLE-3 head|P-EAGLE head|MTP layer|Medusa heads|DFlash drafter)"
         with pytest.raises(UserError, match=rf"^{engine.name} serves no {title}: expected"):
             exported(engine(), family)
 
@@ -350,6 +350,7 @@ COMMANDS = {
     (VLLM, "medusa"): '{"method": "medusa", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "draft_model"): '{"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "p_eagle"): '{"method": "eagle3", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": true}',
+    (VLLM, "mtp"): '{"method": "mtp", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "dflash"): '{"method": "dflash", "model": "DIR", "num_speculative_tokens": 4}',
     (SGLang, "eagle3"): "--speculative-algorithm EAGLE3 --speculative-draft-model-path DIR --speculative-num-steps 4 "
     "--speculative-eagle-topk 1 --speculative-num-draft-tokens 5",

@@ -41,7 +41,7 @@ class Engine:
         self, target: Target, prompts: Sequence[Sequence[int]], runs: Sequence[Mapping[str, Any]]
     ) -> dict[str, Run]:
         """What it did with the prompts' token ids, alone ("plain") and in each of ``runs``: a ``name``, the ``flags``
-        of its speculative configuration as JSON, perhaps a ``temperature``."""
+        of its speculative configuration as JSON, perhaps ``overrides`` of the target's, perhaps a ``temperature``."""
         request = {
             "target": location(target.identity.name),
             "revision": target.identity.revision,

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from comparison import Run, decode, differences, rate_difference, table
 from engine import MAX_NEW_TOKENS, Engine, add_arguments, held_out_prompts
+from mimo import mimo
 from short import LEAST_ACCEPTANCE_LENGTH, SHORT, trained
 
 from specdraft.data.tokenization.tokenize import available_cores
@@ -26,7 +27,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.checkpoint import check_target, find, load_drafter
+from specdraft.drafters.checkpoint import check_target, find, load_drafter, read_config
 from specdraft.errors import exit_on_user_error
 from specdraft.export import export
 from specdraft.export.engine import GREEDY, SAMPLED
@@ -50,6 +51,11 @@ class Exported:
         engine = VLLM(dtype="float32")
         directory = export(checkpoint, engine, work / "exported" / checkpoint.parent.name).resolve()
         return cls(drafter, drafter.family, directory)
+
+    @property
+    def overrides(self) -> dict[str, object]:
+        """What vLLM adds to the target's configuration."""
+        return VLLM.target_settings.get(self.family, {})
 
     def flags(self, num_draft_tokens: int, drafting: str = GREEDY) -> str | None:
         """How vLLM is started with it; None if it does not draft so."""
@@ -75,9 +81,20 @@ def main() -> None:
     if options.head:
         checkpoints = {"the head": find(options.head)}
     else:
+        targets = {name: str(mimo(engine.work / "mimo")) for name in options.models if SHORT[name].is_mimo}
         with ThreadPoolExecutor(available_cores()) as pool:  # the first lets the target answer, and all read it
-            found = pool.map(lambda name: trained(name, engine.work), options.models)
+            found = pool.map(lambda name: trained(name, engine.work, targets.get(name)), options.models)
             checkpoints = dict(zip(options.models, found, strict=True))
+    print(f"training {time.perf_counter() - started:.0f} s")
+    groups: dict[str, dict[str, Path]] = {}  # by target
+    for name, checkpoint in checkpoints.items():
+        groups.setdefault(read_config(checkpoint)["target"]["name"], {})[name] = checkpoint
+    failed = [compare(group, engine, options) for group in groups.values()]
+    sys.exit(1 if any(failed) else 0)
+
+
+def compare(checkpoints: Mapping[str, Path], engine: Engine, options: argparse.Namespace) -> bool:
+    """Decode with drafters of one target on both sides and print what was counted; whether anything differs."""
     cases = {}
     for name, checkpoint in checkpoints.items():
         drafter, config = load_drafter(checkpoint)
@@ -87,13 +104,13 @@ def main() -> None:
     check_target(config, target)
     k = options.num_draft_tokens
     prompts = held_out_prompts(target, options.prompts, k)
-    ready = time.perf_counter()
+    started = time.perf_counter()
     warm = next((name for name, case in cases.items() if case.flags(k, SAMPLED)), None)
     shapes = {drafting: StaticTree.chain(k, sampled=drafting == SAMPLED) for drafting in (GREEDY, SAMPLED) if warm}
-    runs = [{"name": name, "flags": case.flags(k)} for name, case in cases.items()]
-    runs += [
-        {"name": drafting, "flags": cases[warm].flags(k, drafting), "temperature": WARM} for drafting in shapes if warm
-    ]
+    runs = [{"name": name, "flags": case.flags(k), "overrides": case.overrides} for name, case in cases.items()]
+    if warm:
+        sampled = {"overrides": cases[warm].overrides, "temperature": WARM}
+        runs += [{"name": drafting, "flags": cases[warm].flags(k, drafting), **sampled} for drafting in shapes]
     with ThreadPoolExecutor(1) as pool:  # vLLM beside our decoder, a core for each
         waiting = pool.submit(engine.answers, target, prompts, runs)
         ours = {name: decode(Decoder(target, case.drafter, k), prompts, MAX_NEW_TOKENS) for name, case in cases.items()}
@@ -104,8 +121,8 @@ def main() -> None:
         }
         theirs = waiting.result()
     print(
-        f"training {ready - started:.0f} s, decoding {time.perf_counter() - ready:.0f} s\n\n"
-        f"{len(prompts)} held-out prompts x {MAX_NEW_TOKENS} tokens, K = {k}, greedy, float32"
+        f"decoding {time.perf_counter() - started:.0f} s\n\n"
+        f"{target.architecture}, {len(prompts)} held-out prompts x {MAX_NEW_TOKENS} tokens, K = {k}, greedy, float32"
     )
     failed = False
     for name, run in ours.items():
@@ -113,8 +130,7 @@ def main() -> None:
         found = differences(run, theirs["plain"], theirs[name], LEAST_ACCEPTANCE_LENGTH[cases[name].family])
         print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal: tokens and all counts")
         failed = failed or bool(found)
-    failed = rates_differ(warm, warm_ours, theirs, bool(options.head)) or failed
-    sys.exit(1 if failed else 0)
+    return rates_differ(warm, warm_ours, theirs, bool(options.head)) or failed
 
 
 def rates_differ(name: str | None, ours: Mapping[str, Run], theirs: Mapping[str, Run], own_head: bool) -> bool:

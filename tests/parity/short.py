@@ -28,6 +28,7 @@ LEAST_ACCEPTANCE_LENGTH = {
     "eagle": 1.4,
     "medusa": 1.25,
     "p_eagle": 1.3,
+    "mtp": 1.5,
     "dflash": 1.25,
     "draft_model": 1.5,
 }
@@ -35,18 +36,21 @@ LEAST_ACCEPTANCE_LENGTH = {
 
 @dataclass(frozen=True)
 class Short:
-    """How a short drafter is trained. options: what makes it a variant, of ``model.drafter``."""
+    """How a short drafter is trained. options: what makes it a variant, of ``model.drafter``. is_mimo: for the embedded
+    target as a MiMo, whose own layer it begins as."""
 
     model: str
     steps: int
     options: tuple[str, ...] = ()
+    is_mimo: bool = False
 
-    def overrides(self) -> list[str]:
-        """Of ``train.py``."""
+    def overrides(self, target: str | None = None) -> list[str]:
+        """Of ``train.py``; target: another one than the embedded one, which is not asked for answers."""
         options = [f"model.drafter.{option}" for option in self.options]
         # Engines serve Medusa heads with the whole vocabulary.
         whole = ["model.draft_vocab_size=null"] if self.model == "medusa" else []
-        return [f"model={self.model}", *TRAINING, f"trainer.max_steps={self.steps}", *options, *whole]
+        made = [] if target is None else [f"target.name={target}", "data.regenerate=false"]
+        return [f"model={self.model}", *TRAINING, f"trainer.max_steps={self.steps}", *options, *whole, *made]
 
 
 # Enough to be accepted in a minute or two of 2 cores; a better drafter would show nothing more. Together the variants
@@ -58,6 +62,8 @@ SHORT = {
     "draft": Short("draft", 100),
     "dflash": Short("dflash", 160, ("num_layers=2", "block_size=6")),
     "p_eagle": Short("p_eagle", 160),
+    "mtp": Short("mtp", 120),
+    "mtp-mimo": Short("mtp", 120, is_mimo=True),
     "eagle3-llama": Short(
         "eagle3",
         100,
@@ -86,7 +92,7 @@ SHORT = {
 }
 
 
-def trained(name: str, work: Path) -> Path:
+def trained(name: str, work: Path, target: str | None = None) -> Path:
     """The checkpoint of the short drafter ``name``, trained by one core if it is not in ``work`` yet."""
     run, log = work / name, work / f"{name}.log"
     try:
@@ -94,7 +100,7 @@ def trained(name: str, work: Path) -> Path:
     except UserError:
         print(f"training a short {name}, see {log}", flush=True)
         shutil.rmtree(run, ignore_errors=True)
-        command(["train.py", *SHORT[name].overrides(), f"hydra.run.dir={run}"], log, f"training a short {name}")
+        command(["train.py", *SHORT[name].overrides(target), f"hydra.run.dir={run}"], log, f"training a short {name}")
         return find(run)
 
 

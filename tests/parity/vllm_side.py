@@ -59,14 +59,14 @@ DFlashQwen3Model._normalize_context_k = normalize_keys
 METRIC = "vllm:spec_decode_num_"
 
 
-def decode(
-    name: str, request: dict[str, Any], speculative: dict[str, Any] | None, temperature: float = 0.0
-) -> dict[str, Any]:
+def decode(name: str, request: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     """Tokens of every prompt and, with drafting, vLLM's own counts: in total and per verification step."""
     started = time.perf_counter()
+    speculative, temperature = run.get("flags"), run.get("temperature", 0.0)
     llm = LLM(
         model=request["target"],
         revision=request["revision"],
+        hf_overrides=run.get("overrides"),
         dtype="float32",  # "auto" would round the target to bfloat16: other tokens, other counts
         enforce_eager=True,
         max_model_len=request["max_model_len"],
@@ -118,9 +118,9 @@ def decode(
 def main() -> None:
     """Read the request, decode without and with every drafter, write the answers."""
     request = json.loads(Path(sys.argv[1]).read_text())
-    answer = {"plain": decode("alone", request, None)}
+    answer = {"plain": decode("alone", request, {})}
     for run in request["runs"]:
-        answer[run["name"]] = decode(run["name"], request, run["flags"], run.get("temperature", 0.0))
+        answer[run["name"]] = decode(run["name"], request, run)
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

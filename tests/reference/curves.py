@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent
 FAMILIES = {
     "draft": ["model.drafter.copy_layers=2"],
     "medusa": ["model.drafter.num_heads=3"],
+    "mtp": ["model.drafter.ttt_steps=2"],
     "p_eagle": ["model.drafter.ttt_steps=3", "model.drafter.num_layers=2", "model.draft_vocab_size=512"],
     "dflash": ["model.drafter.num_layers=2", "model.drafter.block_size=4", "model.draft_vocab_size=512"],
     "hydra": ["model.drafter.num_heads=3", "model.drafter.num_layers=1", "model.draft_vocab_size=512"],

@@ -23,7 +23,7 @@ from specdraft.data.packing import PackedTensor
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
@@ -100,6 +100,7 @@ FAMILIES: dict[str, Callable[[Target], Drafter]] = {
     ),
     "medusa": lambda target: Medusa.for_target(target, torch.arange(VOCAB), num_heads=3),
     "medusa-weighed": lambda target: Medusa.for_target(target, torch.arange(VOCAB), num_heads=3, **WEIGHED),
+    "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, torch.arange(0, VOCAB, 2), ttt_steps=3, num_layers=2),
     "dflash": lambda target: DFlash.for_target(target, torch.arange(VOCAB), num_layers=2, block_size=4),
     "dflash-weighed": lambda target: DFlash.for_target(

@@ -2,6 +2,7 @@
 
 from specdraft.drafters.eagle.eagle1 import Eagle
 from specdraft.drafters.eagle.eagle3 import Eagle3
+from specdraft.drafters.eagle.mtp import MTP
 from specdraft.drafters.eagle.p_eagle import PEagle
 
-__all__ = ["Eagle", "Eagle3", "PEagle"]
+__all__ = ["MTP", "Eagle", "Eagle3", "PEagle"]

@@ -9,27 +9,25 @@ R = positions of the flat batch, N = positions of a pass, n = queries, H = hidde
 
 EAGLE-2 (2406.16858) is this head drafting in a ``DynamicTree``."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specdraft.drafters.base import TrainingLoss, constructor_arguments
-from specdraft.drafters.draft_tree_builder import Vocabulary
+from specdraft.drafters.base import constructor_arguments
+from specdraft.drafters.eagle.borrowed_head import BorrowedHead
 from specdraft.drafters.eagle.forward import Attends, Output, PlainLayer
-from specdraft.drafters.eagle.head import EagleHead
 from specdraft.drafters.layers import initialize, shape_of
 from specdraft.errors import UserError
-from specdraft.losses.chunked import FrozenHead, Step, Teacher
 from specdraft.targets import Features, Target
 
 
-class Eagle(EagleHead):
+class Eagle(BorrowedHead):
     """The EAGLE-1 head. vLLM's method ``eagle`` (``EagleLlamaForCausalLM``) loads ``fc.weight`` as it is and
     ``midlayer.*`` as ``layers.0.*``, and shares embedding and LM head with the target if the file has neither."""
 
-    training_options = EagleHead.training_options | {"feature_noise"}
+    TITLE = "EAGLE-1"
+    training_options = BorrowedHead.training_options | {"feature_noise"}
     residual_widths = 8
 
     def __init__(
@@ -64,23 +62,10 @@ class Eagle(EagleHead):
         **options: Any,
     ) -> "Eagle":
         """A head shaped like one layer of ``target``. Raises UserError for a draft vocabulary that is not the whole."""
-        if draft_vocabulary is not None and len(draft_vocabulary) != target.vocab_size:
-            given = f"the draft vocabulary has {len(draft_vocabulary)} of {target.vocab_size} ids"
-            raise UserError(f"{given}: EAGLE-1, with the target's head, expects all; set model.draft_vocab_size=null")
+        cls.check_whole(target, draft_vocabulary)
         head = cls(**shape_of(target, intermediate_size), **options)
         head.bind(target)
         return head
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The target's own."""
-        return Vocabulary(self.vocab_size)
-
-    def training_flops(self, sequence_length: int) -> tuple[float, float]:
-        """With the target's LM head, which passes gradients on and gets none."""
-        forward, backward = super().training_flops(sequence_length)
-        projection = self.passes * 2.0 * self.vocab_size * self.layer_config.hidden_size
-        return forward + projection, backward + projection
 
     def augment(self, features: Features, generator: torch.Generator) -> Features:
         """Uniform noise on what the head reads, so that it bears its own errors; ``last``, what it is to match, stays.
@@ -100,10 +85,3 @@ class Eagle(EagleHead):
         x = self.fc(torch.cat([embedded, feature], dim=-1))  # [N, 2H] -> [N, H]
         output = self.midlayer(x, x, *attends)  # [n, H]
         return Output(output, output)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See ``EagleHead``."""
-        return self.target.logits(hidden.to(self.target.dtype))
-
-    def _loss(self, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
-        return self._learn([FrozenHead(self.logits, self.vocab_size)], steps, teacher)

@@ -1,5 +1,6 @@
 """From the cost model to a plain sentence: with which setting to serve, what to expect, when to turn drafting off."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,7 @@ class Advice:
     """For one drafter. num_speculative_tokens: of a chain, what every engine takes; None: better not to draft.
     drafting: how drafts were made above temperature 0. expected: speedup of decoding at batch size 1 by temperature.
     gains_up_to, loses_from: batch sizes that were tried. longest: whether longer drafts than were evaluated might do
-    better still. vllm: its speculative configuration, if it drafts so."""
+    better still. vllm: the options of its command line, if it drafts so."""
 
     drafter: str
     drafting: str
@@ -53,7 +54,7 @@ def advise(
     models: Sequence[CostModel], family: str, drafting: str = SAMPLED, engine: Engine | None = None
 ) -> Advice | None:
     """Advice from the models of one drafter, the first temperature deciding; None where no chain was predicted.
-    family: which kind of drafter it is, whatever its name; drafting: of the models above temperature 0. vLLM's flags
+    family: which kind of drafter it is, whatever its name; drafting: of the models above temperature 0. vLLM's options
     are given for what it serves, unless the advice is for another engine."""
     first = models[0]
     best = first.best(1)
@@ -70,6 +71,7 @@ def advise(
     gaining = [size for size in first.target_step_seconds if loses is None or size < loses]
     longest = max(each.tokens for each in first.predictions if each.kind == "chain")
     for_vllm = gains and (engine is None or isinstance(engine, VLLM))
-    flags = VLLM.flags(family, "EXPORT_DIRECTORY", k, drafting) if for_vllm else None
+    options = VLLM.options(family, "EXPORT_DIRECTORY", k, drafting) if for_vllm else None
+    vllm = shlex.join(options) if options else None
     served, most = k if gains else None, max(gaining, default=0)
-    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, flags)
+    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, vllm)

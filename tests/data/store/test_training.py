@@ -14,7 +14,7 @@ from specdraft.data.store import Store, StoredBatch, StoreWriter, describe
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
@@ -89,6 +89,8 @@ def draft(target: Target, kind: type[Any], **options: Any) -> Drafter:
         (Eagle, {}),
         (Medusa, {}),
         (Hydra, {}),
+        (MTP, {}),
+        (MTP, {"before_norm": True}),
         (PEagle, {"layers": [1, 2, 3]}),
         (DFlash, {"layers": [1, 2, 3], "num_layers": 1, "num_anchors": 8}),
         (DraftModel, {"copy_layers": 1}),

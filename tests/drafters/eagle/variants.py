@@ -2,7 +2,7 @@
 
 import torch
 
-from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from tests.drafters.alone import Alone
 
 STEPS = 4
@@ -17,6 +17,8 @@ VARIANTS = {
     "third, layers": (Eagle3, {"num_layers": 3, "norm_before_residual": True, "attention_bias": True}),
     "parallel": (PEagle, {"mask_token": 5, "sample_positions": False}),
     "parallel, layers": (PEagle, {"num_layers": 3, "fc_norm": True, "own_embedding": True, "sliding_window": 6}),
+    "mtp": (MTP, {"step_decay": 0.8, "start": "scratch"}),
+    "mtp, before the norm": (MTP, {"step_decay": 0.8, "before_norm": True}),
     "third, window": (Eagle3, {"sliding_window": 5}),
     "third, window, layers": (Eagle3, {"sliding_window": 6, "num_layers": 2, "own_embedding": True}),
 }
