@@ -30,6 +30,7 @@ LEAST_ACCEPTANCE_LENGTH = {
     "p_eagle": 1.3,
     "dflash": 1.25,
     "draft_model": 1.5,
+    "pard": 1.3,
 }
 
 
@@ -58,6 +59,7 @@ SHORT = {
     "draft": Short("draft", 100),
     "dflash": Short("dflash", 160, ("num_layers=2", "block_size=6")),
     "p_eagle": Short("p_eagle", 160),
+    "pard": Short("draft", 160, ("parallel=true", "num_drafts=5")),
     "eagle3-llama": Short(
         "eagle3",
         100,
