@@ -23,6 +23,6 @@ def for_target(
     those of ``DraftModel.for_target``. Raises UserError as these do."""
     if not parallel:
         return DraftModel.for_target(target, draft_vocabulary, **options)
-    of_masks = {"mask_token": mask_token, "num_drafts": num_drafts}
+    of_masks: dict[str, Any] = {"mask_token": mask_token, "num_drafts": num_drafts}
     of_masks |= {"step_decay": step_decay, "sample_positions": sample_positions}
     return Pard.for_target(target, draft_vocabulary, **of_masks, **options)

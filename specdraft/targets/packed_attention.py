@@ -51,9 +51,7 @@ def packing(config: Any, position_ids: Tensor) -> AbstractContextManager[dict[st
     return attending(config, partial(_by_document, [0, *later.tolist(), position_ids.shape[1]]))
 
 
-def _by_document(
-    bounds: list[int], query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
-) -> Tensor:
+def _by_document(bounds: list[int], query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
     """An ``Attend``, of documents that begin and end at ``bounds``."""
     if query.is_cuda:
         from torch.nn.attention.varlen import varlen_attn  # not in every torch that runs us

@@ -25,6 +25,7 @@ SGD |= {f"eagle3-weighed/{case}": "eagle3-weighed/one" for case in ("accumulated
 SGD |= {"medusa-weighed/ddp": "medusa-weighed/one"}
 SGD |= {
     "p_eagle/zero3": "p_eagle/one",
+    "pard/zero3": "pard/one",
     "dflash/zero3": "dflash/one",
     "dflash-weighed/zero2-accumulated": "dflash-weighed/one",
 }

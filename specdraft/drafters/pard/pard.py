@@ -13,7 +13,7 @@ begins after a token that the target emitted. So step 0, the model's own next to
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -60,11 +60,16 @@ class Pard(DraftModel):
 
     @classmethod
     def for_target(
-        cls, target: Target, draft_vocabulary: Tensor | None = None, mask_token: int | None = None, **options: Any
-    ) -> "Pard":
+        cls,
+        target: Target,
+        draft_vocabulary: Tensor | None = None,
+        *start: Any,
+        mask_token: int | None = None,
+        **options: Any,
+    ) -> Self:
         """As ``DraftModel.for_target``; mask_token: None for one that no text has."""
         mask = mask_token_of(target.tokenizer, target.vocab_size) if mask_token is None else mask_token
-        return super().for_target(target, draft_vocabulary, mask_token=mask, **options)
+        return super().for_target(target, draft_vocabulary, *start, mask_token=mask, **options)
 
     def count_supervised(self, batch: Batch) -> Tensor:
         """Of every token of a draft."""
