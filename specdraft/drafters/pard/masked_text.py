@@ -10,6 +10,7 @@ that ask for more than plain attention."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdraft.drafters.alignment import Alignment
 from specdraft.drafters.eagle.unrolled_keys import UnrolledKeys
@@ -35,17 +36,19 @@ class MaskedText:
         self.kept = [torch.searchsorted(*pair) for pair in zip(above, self.anchors, strict=False)]  # [n] each
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
-        """query: ``[1, Hq, N, d]``; key, value: ``[1, Hk, N, d]`` -> ``[1, N, Hq, d]``. scaling: of scores; None: one
-        over the root of d."""
+        """query: ``[1, Hq, N, d]``; key: ``[1, Hk, N, d]``; value: ``[1, Hk, N, e]``, e at most d -> ``[1, N, Hq, e]``.
+        scaling: of scores; None: one over the root of d."""
+        size, width = query.shape[-1], value.shape[-1]
         if scaling is not None:
-            query = query * (scaling * query.shape[-1] ** 0.5)
+            query = query * (scaling * size**0.5)
+        value = pad(value, (0, size - width))
         parts = (each[0].transpose(0, 1).contiguous().split(self.parts) for each in (query, key, value))
         keys, outputs = UnrolledKeys(self.documents, self.text), []
         for depth, given in enumerate(zip(*parts, strict=True)):  # [n, heads, d] each
             if depth > 0:
                 keys.narrow(self.kept[depth - 1])
             outputs.append(keys(*given))
-        return torch.cat(outputs)[None]
+        return torch.cat(outputs)[None, ..., :width]
 
     def visible(self) -> Tensor:
         """Bool ``[1, N, N]``: which keys every query sees."""

@@ -5,8 +5,8 @@ R = positions of the flat batch, n = positions of a step, H = the draft's hidden
 - The first token of a draft comes as from any draft model, after the last emitted token. For each further one the model
   reads the mask, a token that no text holds, at the position of the token that is not there: one pass for K tokens.
 - A mask sees the text and the masks before it, so that what is drafted knows nothing of the tokens drafted before it.
-- Step s learns from ever fewer positions, always among those of the step before (section 3.2, conditional drop tokens;
-  0.7 of those of the step before it, a fifth at least), so that every mask finds all masks before its own.
+- A step learns from ever fewer positions, always among those of the step before (the paper's conditional drop; 0.7 of
+  those of the step before it, a fifth at least), so that every mask finds all masks before its own.
 
 Which position is learned at which step is said in ``alignment.py``, as for the drafters that read the target: a draft
 begins after a token that the target emitted. So step 0, the model's own next token, is trained beside the others."""

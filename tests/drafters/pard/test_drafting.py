@@ -6,10 +6,10 @@ import torch
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters.pard import Pard
 from tests.drafters.alone import Alone
 from tests.drafters.drafts import CLOSE, PROMPT
 from tests.fakes import random_prompts, transformers_greedy
-from tests.families import V
 
 TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0)))
 SHAPES = [StaticTree.chain(4), TREE, DynamicTree(4, 3, 12)]
@@ -73,12 +73,15 @@ def test_the_cached_path_is_the_whole_text_read_at_once(family, build):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_greedy_decoding_says_what_the_target_says(draft, shape):
-    prompts = random_prompts(5, [3, 9, 17], V)
-    expected = transformers_greedy(draft.target.model, prompts, 24)
+def test_greedy_decoding_says_what_the_target_says(target, shape):
+    draft = Pard.for_target(target, copy_layers=6, mask_token=5, num_drafts=4)  # right at the first place, always
+    prompts = random_prompts(5, [3, 9, 17], 97)
+    expected = transformers_greedy(target.model, prompts, 24)
     for batch in (1, 3):
-        decoder = Decoder(draft.target, draft, shape, Sampling())
-        assert [each.tokens for each in decoder.generate_batch(prompts, 24, batch)] == expected
+        found = Decoder(target, draft, shape, Sampling()).generate_batch(prompts, 24, batch)
+        assert [each.tokens for each in found] == expected
+        accepted = [count for each in found for count in each.accepted]
+        assert min(accepted) == 1 and len(accepted) < sum(accepted) < 4 * len(accepted)
 
 
 def test_sampled_drafts_tell_their_distribution(draft):

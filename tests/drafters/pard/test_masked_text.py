@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from specdraft.drafters.alignment import StepDecay, align
+from specdraft.drafters.pard import Pard
 from specdraft.drafters.pard.masked_text import MaskedText
+from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from tests.drafters.drafts import features_of, noisy
 from tests.families import FAMILIES, V
@@ -46,13 +48,13 @@ def test_what_is_visible(packed):
             assert visible[query, key] == (of_text or own)
 
 
-@pytest.mark.parametrize("scaling", [None, 0.3])
-@pytest.mark.parametrize("steps", [1, 4])
-def test_attention_is_that_of_the_dense_mask_with_gradients(packed, steps, scaling):
+@pytest.mark.parametrize(("steps", "scaling", "width"), [(4, None, D), (1, 0.3, D), (4, 0.3, D - 2)])
+def test_attention_is_that_of_the_dense_mask_with_gradients(packed, steps, scaling, width):
     text, g = text_of(packed, steps), torch.Generator().manual_seed(0)
     count = sum(text.parts)
-    leaves = [torch.randn(1, h, count, D, generator=g, dtype=torch.float64).requires_grad_() for h in (HQ, HK, HK)]
-    weights = torch.randn(1, count, HQ, D, generator=g, dtype=torch.float64)
+    shapes = (HQ, D), (HK, D), (HK, width)
+    leaves = [torch.randn(1, h, count, d, generator=g, dtype=torch.float64).requires_grad_() for h, d in shapes]
+    weights = torch.randn(1, count, HQ, width, generator=g, dtype=torch.float64)
     dense = torch.nn.functional.scaled_dot_product_attention(
         *leaves, attn_mask=text.visible()[:, None], scale=scaling, enable_gqa=True
     ).transpose(1, 2)
@@ -66,9 +68,6 @@ def test_attention_is_that_of_the_dense_mask_with_gradients(packed, steps, scali
 @pytest.mark.parametrize("family", ["llama", "granite", "cohere"])
 def test_a_model_gives_the_same_without_a_mask(family, packed, monkeypatch):
     """Whole drafts; with layers that are run again for backward, a mask is made."""
-    from specdraft.drafters.pard import Pard
-    from specdraft.targets import Target
-
     target = Target.from_model(FAMILIES[family].build())
     packed = Batch(packed.input_ids % V, packed.position_ids, packed.document_ids, packed.loss_mask)
     made, results = [], []
