@@ -71,14 +71,13 @@ def train(name: str, steps: int, directory: Path) -> Path:
     run = directory / f"{name}-{steps}"
     if not (run / "drafter" / "config.json").is_file():
         shutil.rmtree(run, ignore_errors=True)
-        command = [
-            sys.executable,
-            "train.py",
-            *MODELS.get(name, (f"model={name}",)),
+        command = [sys.executable, "train.py", *MODELS.get(name, (f"model={name}",)), "evaluate=false"]
+        options = [
             f"trainer.max_steps={steps}",
-            "evaluate=false",
+            f"live.every_n_steps={steps // 2}",
+            f"trainer.val_check_interval={steps // 2}",
+            "export=null",
         ]
-        options = [f"live.every_n_steps={steps // 2}", f"trainer.val_check_interval={steps // 2}", "export=null"]
         subprocess.run([*command, *options, f"hydra.run.dir={run}"], cwd=ROOT, check=True)
     return run
 
