@@ -23,7 +23,7 @@ from specdraft.decoding.passes import Pass
 from specdraft.decoding.threads import fastest
 from specdraft.errors import UserError
 from specdraft.targets.masks import attention_masks, takes_masks
-from specdraft.targets.packed_attention import Attend, attending, can_pack, packing
+from specdraft.targets.packed_attention import Attend, attending, can_pack, is_plain, packing
 
 # Attention whose keys and values are kept per position, so that a rejected draft can be taken back.
 _REWINDABLE = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -118,7 +118,7 @@ class LanguageModel:
         """Features of tokens ``[1, T]`` that see whatever ``attend`` has them see; ``visible`` says the same as a mask,
         bool ``[1, T, T]``, for architectures that ask for more than plain attention. They carry gradients."""
         ids = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
-        if self._packs and not self._runs_again:
+        if self._is_plain and not self._runs_again:
             with attending(self.config, attend) as arguments:
                 return self._run((), **ids, **arguments)
         masks = attention_masks(self.config, visible(), position_ids, None, self.dtype)
@@ -149,8 +149,13 @@ class LanguageModel:
 
     @functools.cached_property
     def _packs(self) -> bool:
-        """Whether attention by document is what the architecture means."""
-        return can_pack(self.config, self.device, self.dtype) and self._keeps_apart(self._run_by_document)
+        """Whether attention by document is as fast as any, and what the architecture means."""
+        return can_pack(self.config, self.device, self.dtype) and self._is_plain
+
+    @functools.cached_property
+    def _is_plain(self) -> bool:
+        """Whether plain causal attention is what the architecture means."""
+        return is_plain(self.config) and self._keeps_apart(self._run_by_document)
 
     @functools.cached_property
     def _separates_documents(self) -> bool:
@@ -163,8 +168,14 @@ class LanguageModel:
         never a wrong distribution."""
         ids = torch.arange(1, 17, device=self.device).view(2, 8) % self.vocab_size
         positions = torch.arange(4, device=self.device).repeat(2, 2)  # [2, 8]
-        packed = run((), ids, positions).last.reshape(4, 4, -1)
-        alone = self._run((), input_ids=ids.view(4, 4), position_ids=positions.view(4, 4), use_cache=False).last
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")  # what training rounds to is no difference
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                packed = run((), ids, positions).last.reshape(4, 4, -1)
+                alone = self._run((), input_ids=ids.view(4, 4), position_ids=positions.view(4, 4), use_cache=False).last
+        finally:
+            torch.set_float32_matmul_precision(precision)
         difference = (packed - alone).abs().max().item()
         return difference < self._tolerance * max(1.0, alone.abs().max().item())
 

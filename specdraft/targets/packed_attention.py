@@ -19,15 +19,24 @@ from transformers import AttentionInterface, AttentionMaskInterface
 _NAME = "specdraft"
 
 
-def can_pack(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether nothing in the configuration asks for more than plain causal attention, and there is a kernel for it."""
+def is_plain(config: Any) -> bool:
+    """Whether nothing in the configuration asks for more than plain causal attention."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     more = ("sliding_window", "attn_logit_softcapping", "attention_dropout")
     asked = any(getattr(config, name, None) for name in more)
-    plain = kinds == {"full_attention"} and not asked and config._attn_implementation == "sdpa"
+    return kinds == {"full_attention"} and not asked and config._attn_implementation == "sdpa"
+
+
+def can_pack(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether plain attention is what the configuration asks for, and there is a kernel for all documents at once, or
+    none that is faster."""
+    return is_plain(config) and (device.type == "cpu" or _has_kernel(device, dtype))
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     half = dtype in (torch.bfloat16, torch.float16)
     modern = device.type == "cuda" and half and torch.cuda.get_device_capability(device) >= (8, 0)
-    return plain and (device.type == "cpu" or (modern and torch.__version__ >= "2.13"))
+    return modern and torch.__version__ >= "2.13"
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
@@ -53,7 +62,7 @@ def packing(config: Any, position_ids: Tensor) -> AbstractContextManager[dict[st
 
 def _by_document(bounds: list[int], query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
     """An ``Attend``, of documents that begin and end at ``bounds``."""
-    if query.is_cuda:
+    if _has_kernel(query.device, query.dtype):
         from torch.nn.attention.varlen import varlen_attn  # not in every torch that runs us
 
         there = torch.tensor(bounds, dtype=torch.int32).to(query.device, non_blocking=True)

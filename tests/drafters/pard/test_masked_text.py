@@ -83,3 +83,14 @@ def test_a_model_gives_the_same_without_a_mask(family, packed, monkeypatch):
         assert len(made) == again
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_mixed_precision_needs_no_mask_either(packed, monkeypatch):
+    """Nor does the model that is asked for the first time leave weights without gradients to its training."""
+    target = Target.from_model(FAMILIES["llama"].build().float())
+    packed = Batch(packed.input_ids % V, packed.position_ids, packed.document_ids, packed.loss_mask)
+    draft = Pard.for_target(target, mask_token=5, num_drafts=4).train()
+    monkeypatch.setattr(MaskedText, "visible", None)
+    with torch.autocast("cpu", torch.bfloat16):
+        draft.training_loss(packed, features_of(target, packed), target).loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in draft.parameters())
