@@ -25,7 +25,7 @@ class ParallelDrafting(LevelDrafting):
         self.cache = model.new_cache(rows, capacity + num_drafts)  # masks stand behind the longest of the newest
         self.unread = torch.zeros((rows, 1), dtype=torch.int64, device=model.device)
         self.counts = torch.zeros(rows, dtype=torch.int64, device=model.device)
-        self._width = self._held = 0  # n, and a bound on the tokens before; of a single request that number itself
+        self._width = self._held = 0  # n, and a bound on the tokens before
         self._pending = False  # whether no pass has read them
         self._begun: dict[int, int] = {}  # first tokens that are not read yet, by row
         self._levels = num_drafts  # of the draft that is made
@@ -84,7 +84,7 @@ class ParallelDrafting(LevelDrafting):
         ids = pad(self.unread[: len(counts), : self._width], (0, masks))
         place = torch.arange(ids.shape[1], device=ids.device)
         ids = ids.where(place < counts[:, None], self.mask_token)
-        reading = Pass.text(ids, texts.lengths - counts, self._held, simple=len(counts) == 1)
+        reading = Pass.text(ids, texts.lengths - counts, self._held)
         reading = reading._replace(positions=reading.positions.clamp(max=self.model.max_length - 1))
         self._pending = False
         return self.model.step(reading, self.cache)

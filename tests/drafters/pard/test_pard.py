@@ -8,7 +8,7 @@ from specdraft.drafters.pard import Pard
 from specdraft.errors import UserError
 from specdraft.targets.batch import Batch
 from tests.drafters.alone import Alone
-from tests.drafters.drafts import CLOSE, PROMPT, features_of, noisy, whole
+from tests.drafters.drafts import CLOSE, LORA, PROMPT, features_of, logits_of, noisy, whole
 from tests.families import V
 
 
@@ -91,6 +91,15 @@ def test_the_draw_is_no_part_of_the_files(target):
     again.load_state_dict(draft.state_dict())
     assert again.config() == draft.config() and (again.mask_token, again.num_drafts) == (5, 3)
     assert "mask_token" not in draft.training_options
+
+
+def test_adapters_are_merged_into_a_draft_of_the_same_kind(build):
+    draft = build()
+    draft.adapt(LORA)
+    noisy(draft, seed=2)
+    served = draft.served()
+    assert type(served) is Pard and served.config() == draft.config() | {"lora": None}
+    torch.testing.assert_close(logits_of(served), logits_of(draft), **CLOSE)
 
 
 @pytest.mark.parametrize(
