@@ -34,7 +34,8 @@ from specdraft.targets import Target
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "families.md"
-FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "mtp", "p_eagle", "dflash")
+FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "mtp", "p_eagle", "dflash", "pard")
+MODELS = {"pard": ("model=draft", "model.drafter.parallel=true")}  # the others are named as their models are
 TEMPERATURES = (0.0, 1.0)
 COLUMNS = ("family", "parameters", "draft", "T", "acceptance length", "cost ratio", "speedup", "identical")
 
@@ -70,8 +71,13 @@ def train(name: str, steps: int, directory: Path) -> Path:
     run = directory / f"{name}-{steps}"
     if not (run / "drafter" / "config.json").is_file():
         shutil.rmtree(run, ignore_errors=True)
-        command = [sys.executable, "train.py", f"model={name}", f"trainer.max_steps={steps}", "evaluate=false"]
-        options = [f"live.every_n_steps={steps // 2}", f"trainer.val_check_interval={steps // 2}", "export=null"]
+        command = [sys.executable, "train.py", *MODELS.get(name, (f"model={name}",)), "evaluate=false"]
+        options = [
+            f"trainer.max_steps={steps}",
+            f"live.every_n_steps={steps // 2}",
+            f"trainer.val_check_interval={steps // 2}",
+            "export=null",
+        ]
         subprocess.run([*command, *options, f"hydra.run.dir={run}"], cwd=ROOT, check=True)
     return run
 
@@ -82,7 +88,7 @@ def measure(name: str, run: Path, limit: int, num_draft_tokens: int, num_nodes: 
     target = Target.load(config["target"]["name"], dtype="float32")
     prompts = load_prompts("python-stdlib", limit)
     tree: Shape = DynamicTree(num_draft_tokens, 4, num_nodes)
-    if name in ("medusa", "hydra", "p_eagle", "dflash"):  # whose static tree is made from measured accuracies
+    if name in ("medusa", "hydra", "p_eagle", "dflash", "pard"):  # whose static tree is made from measured accuracies
         tree = measured_tree(drafter, target, num_nodes=num_nodes, depth=num_draft_tokens, top_k=4)
     shapes: dict[str, Shape] = {"chain": StaticTree.chain(num_draft_tokens), "tree": tree}
     recorder = Recorder()

@@ -248,6 +248,24 @@ def p_eagle() -> Picture:
     return p
 
 
+def pard() -> Picture:
+    """A small language model over masks."""
+    p = Picture(720, 250, "PARD: a draft model that reads masks in the place of what is drafted")
+    _target(p, 40, 160, ("layer 1", "layers 2 … L-1", "layer L", "LM head"))
+    p.arrow((195, 72), (316, 104))
+    p.text(255, 56, "distilled while training", "middle")
+    p.box(320, 84, 380, 64, "few layers, LM head, causal: a mask sees the text\nand the masks before it", "trained")
+    for number, label in enumerate(("tokens so far", "token t", "mask", "mask")):
+        x = 320 + 96 * number
+        p.box(x, 176, 92, 28, label, "token")
+        p.arrow((x + 46, 174), (x + 46, 151))
+        if number:
+            p.arrow((x + 46, 82), (x + 46, 64))
+            p.text(x + 46, 52, f"t+{number}", "middle")
+    p.text(320, 230, "one pass however long the draft; no mask knows what was drafted", size=12)
+    return p
+
+
 PICTURES = {
     "draft-model": draft_model,
     "medusa": medusa,
@@ -257,6 +275,7 @@ PICTURES = {
     "p-eagle": p_eagle,
     "mtp": mtp,
     "dflash": dflash,
+    "pard": pard,
     "architecture": architecture,
 }
 

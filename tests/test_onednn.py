@@ -11,6 +11,7 @@ from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.onednn import PackedLinear, pack, packed, plain, unpack
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
@@ -167,7 +168,7 @@ def test_a_packed_target_is_the_same_target(tied):
     assert torch.equal(ours.head.weight, reference.head.weight)
 
 
-@pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa, DFlash, DraftModel])
+@pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa, DFlash, DraftModel, Pard])
 def test_drafters_are_made_for_a_packed_target_trained_beside_it_and_decode_packed(kind):
     plainly, ours = target(context=128), target(context=128)
     ours.pack()
@@ -181,6 +182,7 @@ def test_drafters_are_made_for_a_packed_target_trained_beside_it_and_decode_pack
     batch = Batch(ids, torch.arange(20).repeat(2, 1), torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
     gradients = []
     for one, head in zip((plainly, ours), heads, strict=True):
+        torch.manual_seed(1)
         head.training_loss(batch, one.features(ids, batch.position_ids, head.layers), one).loss.backward()
         gradients.append({name: each.grad for name, each in head.named_parameters() if each.grad is not None})
     assert gradients[0].keys() == gradients[1].keys() and gradients[0]

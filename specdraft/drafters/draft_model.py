@@ -9,7 +9,7 @@ distribution at the same position. ``LanguageModel`` runs it in training and in 
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ class DraftModel(Drafter):
         revision: str | None = None,
         lora: Mapping[str, Any] | None = None,
         **options: Any,
-    ) -> "DraftModel":
+    ) -> Self:
         """A draft for ``target``; ``start`` says what it begins as.
 
         - layers: copies of the target's embedding, final norm and head, and between them of its ``copy_layers``
@@ -107,7 +107,7 @@ class DraftModel(Drafter):
         if lora is not None and start != "checkpoint":
             raise UserError(f"lora adapts a trained checkpoint, but start is {start!r}: expected start=checkpoint")
         config, source, layers = find_start(target, start, copy_layers, shape, checkpoint, revision)
-        draft = cls(config, attention(target), **options)
+        draft = cls(model=config, attn_implementation=attention(target), **options)
         if (size := draft.language_model.vocab_size) != target.vocab_size:
             wanted = f"the target's, {target.vocab_size}; choose a sibling of the same vocabulary, or start=layers"
             raise UserError(f"the draft has a vocabulary of {size} tokens: expected {wanted}")
@@ -135,11 +135,11 @@ class DraftModel(Drafter):
         if not isinstance(self.language_model.head, DraftHead):
             raise UserError("model.drafter.lora adapts the LM head: expected target_modules without it")
 
-    def served(self) -> "DraftModel":
+    def served(self) -> Self:
         """Itself, or with adapters a copy that has them merged."""
         if self._arguments["lora"] is None:
             return self
-        draft = DraftModel(**(self._arguments | {"lora": None})).train(self.training)
+        draft = type(self)(**(self._arguments | {"lora": None})).train(self.training)
         draft.to(self.language_model.device, self.language_model.dtype)
         draft.model.load_state_dict(copy.deepcopy(self.model).merge_and_unload().state_dict())
         draft.target = self.target
@@ -174,17 +174,22 @@ class DraftModel(Drafter):
     def training_loss(
         self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
     ) -> TrainingLoss:
-        """The mean divergence over all positions whose next token is to be learned and of the same document."""
+        """Per step the mean divergence from the target at the same positions."""
         self.bind(target)
+        steps, labels = self._steps(batch, totals), batch.input_ids.flatten().roll(-1)
+        teacher = Teacher(features.last.flatten(0, 1), target.logits, None, labels)
+        heads = [self.language_model.head]
+        return call_with_weights(heads, lambda weights: objective(weights, teacher, steps, self.divergence))
+
+    def _steps(self, batch: Batch, totals: Sequence[float] | None) -> list[Step]:
+        """All positions whose next token is to be learned and of the same document."""
         model = self.language_model
         supervised = batch.before_learned().flatten().nonzero()[:, 0]  # [n]
         last = model.features(batch.input_ids, batch.position_ids).last.flatten(0, 1)  # [R, H]
-        step = Step(last[supervised] * model.logit_scale, supervised, 1.0, total=None if totals is None else totals[0])
-        labels = batch.input_ids.flatten().roll(-1)
-        teacher = Teacher(features.last.flatten(0, 1), target.logits, None, labels)
-        return call_with_weights([model.head], lambda weights: objective(weights, teacher, [step], self.divergence))
+        total = None if totals is None else totals[0]
+        return [Step(last[supervised] * model.logit_scale, supervised, 1.0, total=total)]
 
-    def drafting(self, rows: int, capacity: int) -> "DraftModelDrafting":
+    def drafting(self, rows: int, capacity: int) -> LevelDrafting:
         """See ``Drafter``."""
         return DraftModelDrafting(self.language_model, rows, capacity)
 

@@ -9,7 +9,7 @@ from specdraft.errors import UserError
 def mask_token(tokenizer: Any, vocab_size: int) -> int:
     """An id below ``vocab_size`` that no text of a target holds: one that the tokenizer does not reach, else its
     padding if nothing else is meant by that, else its last added token that no conversation has, else the last id. Its
-    embedding is frozen, and marks a slot whatever it is."""
+    embedding marks a slot whatever it is."""
     if tokenizer is None:
         return vocab_size - 1
     if len(tokenizer) < vocab_size:

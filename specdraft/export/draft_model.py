@@ -3,7 +3,8 @@
 - Engines compare the vocabularies' sizes; vLLM stops drafting, without a word, behind the draft's own
   ``max_position_embeddings``.
 - transformers 5 writes ``rope_parameters`` and ``dtype``; engines built on an earlier one read ``rope_theta`` (or take
-  10,000 without a word), ``rope_scaling`` and ``torch_dtype``. The file says both."""
+  10,000 without a word), ``rope_scaling`` and ``torch_dtype``. The file says both.
+- PARD is the same directory with a mask token, which vLLM reads if it is told to draft in parallel."""
 
 import json
 import operator
@@ -15,12 +16,15 @@ from typing import Any
 from safetensors.torch import load_file
 
 from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.pard import Pard
 from specdraft.errors import UserError
 from specdraft.export.layout import DTYPES, Layout, check_finite, rope_keys
 
+MASK = "pard_token"  # of a PARD draft: the token in the place of what is drafted
+
 
 def layout(drafter: DraftModel, target: Mapping[str, Any], dtype: str) -> Layout:
-    """The files of a ``DraftModel``, adapters merged. ``target``: what the checkpoint says of it.
+    """The files of a ``DraftModel`` or ``Pard``, adapters merged. ``target``: what the checkpoint says of it.
     Raises UserError for a draft that cannot follow the target over its whole context or speaks another vocabulary."""
     model = drafter.export_model().to(DTYPES[dtype])
     # transformers is the writer: it alone knows how an architecture's weights are named and tied on disk.
@@ -42,4 +46,8 @@ def layout(drafter: DraftModel, target: Mapping[str, Any], dtype: str) -> Layout
     check_finite(tensors, dtype)
     parameters = sum(tensor.numel() for tensor in tensors.values())
     facts = {"layers": str(config["num_hidden_layers"]), "parameters": f"{parameters:,}"}
-    return Layout("draft_model", config, tensors, dtype, facts=facts)
+    if not isinstance(drafter, Pard):
+        return Layout("draft_model", config, tensors, dtype, facts=facts)
+    facts |= {"mask token": str(drafter.mask_token), "tokens drafted at once": str(drafter.num_drafts)}
+    config[MASK] = drafter.mask_token
+    return Layout("pard", config, tensors, dtype, facts=facts, longest_draft=drafter.num_drafts)

@@ -16,15 +16,18 @@ _WITHOUT_EAGLE3 += ["GraniteMoe", "Mixtral", "Olmoe", "Qwen2Moe", "StableLm"]
 # Parts of a path from which vLLM concludes a method of its own, whatever the configuration says.
 _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 
+# Families that are another method's, told to draft in parallel.
+_PARALLEL = {"p_eagle": "eagle3", "pard": "draft_model"}
+
 
 class VLLM(Engine):
-    """vLLM's methods, named as the families are but for P-EAGLE, an ``eagle3`` that drafts in parallel. It drafts
-    greedily unless told otherwise.
+    """vLLM's methods, named as the families are but for P-EAGLE, an ``eagle3`` that drafts in parallel, and PARD, a
+    ``draft_model`` that does. It drafts greedily unless told otherwise.
     target_settings: what it is to add to the target's configuration, by family.
     sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says."""
 
     name = "vllm"
-    families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES} | {"p_eagle": "eagle3"}
+    families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES} | _PARALLEL
     target_settings: ClassVar[dict[str, dict[str, object]]] = {"mtp": {"num_nextn_predict_layers": 1}}
     sampled_drafts: ClassVar[dict[str, object]] = {"draft_sample_method": "probabilistic"}
 
@@ -43,7 +46,7 @@ class VLLM(Engine):
                 "hands out auxiliary hidden states there, as Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
             )
         telling = [part for part in _TELLING if part in str(directory.resolve()).lower()]
-        if layout.family in ("medusa", "draft_model", "mtp") and telling:
+        if layout.family in ("medusa", "draft_model", "pard", "mtp") and telling:
             raise UserError(
                 f"the path {directory.resolve()} contains {telling[0]!r}, for which vLLM would load the "
                 f"{layout.title} by another method: expected none of {', '.join(_TELLING)} in it; choose with output="
@@ -56,7 +59,7 @@ class VLLM(Engine):
         if family not in cls.families or (drafting == SAMPLED and family == "medusa"):
             return None
         config = {"method": cls.families[family], "model": directory, "num_speculative_tokens": num_draft_tokens}
-        config |= {"parallel_drafting": True} if family == "p_eagle" else {}
+        config |= {"parallel_drafting": True} if family in _PARALLEL else {}
         return json.dumps(config | (cls.sampled_drafts if drafting == SAMPLED else {}))
 
     @classmethod

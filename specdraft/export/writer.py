@@ -14,6 +14,7 @@ from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.errors import UserError
 from specdraft.export import dflash, draft_model, eagle1, eagle3, medusa, mtp
 from specdraft.export.engine import Engine
@@ -33,6 +34,7 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
     Medusa: medusa.layout,
     DFlash: dflash.layout,
     DraftModel: draft_model.layout,
+    Pard: draft_model.layout,
 }
 
 

@@ -23,7 +23,7 @@ from specdraft.decoding.passes import Pass
 from specdraft.decoding.threads import fastest
 from specdraft.errors import UserError
 from specdraft.targets.masks import attention_masks, takes_masks
-from specdraft.targets.packed_attention import can_pack, packing
+from specdraft.targets.packed_attention import Attend, attending, can_pack, is_plain, packing
 
 # Attention whose keys and values are kept per position, so that a rejected draft can be taken back.
 _REWINDABLE = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -102,11 +102,7 @@ class LanguageModel:
     def features(self, input_ids: Tensor, position_ids: Tensor, layers: Sequence[int] = ()) -> Features:
         """Features of packed sequences ``[B, T]``; attention stops where ``position_ids`` restart at 0. They carry the
         gradients of whatever weights are trained."""
-        # Layers that are run again for backward would then find another attention.
-        again = torch.is_grad_enabled() and any(
-            getattr(m, "gradient_checkpointing", False) for m in self.decoder.modules()
-        )
-        if self._packs and not again:
+        if self._packs and not self._runs_again:
             return self._run_by_document(layers, input_ids, position_ids)
         if self._separates_documents:
             return self._run_packed(layers, input_ids, position_ids)
@@ -115,6 +111,24 @@ class LanguageModel:
         masks = attention_masks(self.config, visible, position_ids, None, self.dtype)
         # With a cache transformers would attend across documents without a word.
         return self._run(layers, input_ids=input_ids, position_ids=position_ids, attention_mask=masks, use_cache=False)
+
+    def masked_features(
+        self, input_ids: Tensor, position_ids: Tensor, attend: Attend, visible: Callable[[], Tensor]
+    ) -> Features:
+        """Features of tokens ``[1, T]`` that see whatever ``attend`` has them see; ``visible`` says the same as a mask,
+        bool ``[1, T, T]``, for architectures that ask for more than plain attention. They carry gradients."""
+        ids = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+        if self._is_plain and not self._runs_again:
+            with attending(self.config, attend) as arguments:
+                return self._run((), **ids, **arguments)
+        masks = attention_masks(self.config, visible(), position_ids, None, self.dtype)
+        return self._run((), **ids, attention_mask=masks)
+
+    @property
+    def _runs_again(self) -> bool:
+        """Whether layers will be run again for backward, when they would find another attention than the first time."""
+        modules = self.decoder.modules() if torch.is_grad_enabled() else ()
+        return any(getattr(module, "gradient_checkpointing", False) for module in modules)
 
     def _run_packed(self, layers: Sequence[int], input_ids: Tensor, position_ids: Tensor) -> Features:
         """Features ``[B, T, ...]``, where the architecture itself is to stop attention between documents."""
@@ -135,8 +149,13 @@ class LanguageModel:
 
     @functools.cached_property
     def _packs(self) -> bool:
-        """Whether attention by document is what the architecture means."""
-        return can_pack(self.config, self.device, self.dtype) and self._keeps_apart(self._run_by_document)
+        """Whether attention by document is as fast as any, and what the architecture means."""
+        return can_pack(self.config, self.device, self.dtype) and self._is_plain
+
+    @functools.cached_property
+    def _is_plain(self) -> bool:
+        """Whether plain causal attention is what the architecture means."""
+        return is_plain(self.config) and self._keeps_apart(self._run_by_document)
 
     @functools.cached_property
     def _separates_documents(self) -> bool:
@@ -149,8 +168,14 @@ class LanguageModel:
         never a wrong distribution."""
         ids = torch.arange(1, 17, device=self.device).view(2, 8) % self.vocab_size
         positions = torch.arange(4, device=self.device).repeat(2, 2)  # [2, 8]
-        packed = run((), ids, positions).last.reshape(4, 4, -1)
-        alone = self._run((), input_ids=ids.view(4, 4), position_ids=positions.view(4, 4), use_cache=False).last
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")  # what training rounds to is no difference
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                packed = run((), ids, positions).last.reshape(4, 4, -1)
+                alone = self._run((), input_ids=ids.view(4, 4), position_ids=positions.view(4, 4), use_cache=False).last
+        finally:
+            torch.set_float32_matmul_precision(precision)
         difference = (packed - alone).abs().max().item()
         return difference < self._tolerance * max(1.0, alone.abs().max().item())
 

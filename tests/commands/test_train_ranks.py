@@ -17,10 +17,11 @@ from tests.commands import test_train as cli
 
 world, arguments = cli.world, cli.arguments
 pytestmark = pytest.mark.slow
-FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "p_eagle", "mtp", "dflash")
+FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "p_eagle", "mtp", "dflash", "pard")
+MODELS = {"pard": ("model=draft", "model.drafter.parallel=true")}  # the others are named as their models are
 STRATEGIES = ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
-# EAGLE-3's modules, called in another order: ZeRO-3 is where that matters.
-VARIANTS = ("eagle3_1", "p_eagle", "mtp")
+# Modules of another family, called in another order: ZeRO-3 is where that matters.
+VARIANTS = ("eagle3_1", "p_eagle", "mtp", "pard")
 TWO_RANKS = ("trainer.accelerator=cpu", "trainer.devices=2", "evaluate=false", "export=null")
 # The default data, of which the check of parity takes as much: the target answers once for both.
 DATA = ("data.limit=160", "data.validation_limit=16")
@@ -66,7 +67,8 @@ def test_every_strategy_trains_every_family_to_the_end(family, tmp_path):
     quick = ("trainer.max_steps=6", "trainer.log_every_n_steps=1", "live.prompts=2", "live.max_new_tokens=8")
 
     def started(strategy):
-        return start(f"model={family}", f"strategy={strategy}", *DATA, *quick, f"hydra.run.dir={tmp_path / strategy}")
+        model = MODELS.get(family, (f"model={family}",))
+        return start(*model, f"strategy={strategy}", *DATA, *quick, f"hydra.run.dir={tmp_path / strategy}")
 
     # Side by side: half of the time of a run one rank waits for the other to be started.
     strategies = ("ddp", "deepspeed_zero3") if family in VARIANTS else STRATEGIES

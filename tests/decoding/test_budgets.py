@@ -13,6 +13,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.targets import Target
 from tests.decoding.counting import CountedDispatches, CountedSyncs
 from tests.fakes import random_prompts, tiny_llama
@@ -36,6 +37,7 @@ DRAFTERS = {
     "p_eagle": lambda target: PEagle.for_target(target, None, layers=(1,), num_layers=2),
     "dflash": lambda target: DFlash.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=2),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
+    "pard": lambda target: Pard.for_target(target, copy_layers=1),
 }
 
 

@@ -12,6 +12,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
+from specdraft.drafters.pard import Pard
 from specdraft.errors import UserError
 from specdraft.onednn import packed
 from specdraft.targets import Target
@@ -25,6 +26,7 @@ DRAFTERS = {
     "p_eagle": lambda target: PEagle.for_target(target, None, layers=(1,), num_layers=2),
     "dflash": lambda target: DFlash.for_target(target, None, layers=(1,), num_layers=2),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
+    "pard": lambda target: Pard.for_target(target, copy_layers=1),
 }
 
 

@@ -15,6 +15,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTrees
+from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.targets import Target
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
@@ -128,6 +129,12 @@ def test_two_tokens_with_trees(target, head, shape):
 @pytest.mark.parametrize("drafter", [None, PromptLookup(), TargetAsDraft()], ids=lambda d: type(d).__name__)
 def test_whole_texts_with_other_drafts(target, drafter, batch_size):
     assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95), batch_size=batch_size) > REJECTED
+
+
+@pytest.mark.parametrize(("shape", "batch_size"), [(3, 1), (TREES[0], 5)], ids=str)
+def test_whole_texts_with_all_tokens_from_one_pass(target, shape, batch_size):
+    draft = Pard.for_target(target, copy_layers=1, mask_token=5, num_drafts=3)
+    assert texts_fit(target, draft, Sampling(1.2, top_p=0.95), shape=shape, batch_size=batch_size) > REJECTED
 
 
 def ends(trees: DraftTrees, verdict: rules.Verdict) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.export.vllm import VLLM
 
@@ -50,6 +51,8 @@ def test_features_are_left_alone_unless_a_drafter_says_otherwise():
 
 
 def test_families_are_called_by_the_word_of_the_command_line():
-    named = {kind.family for kind in (Eagle, Eagle3, PEagle, MTP, Medusa, Hydra, DFlash, DraftModel, PromptLookup)}
-    assert named == {"eagle", "eagle3", "p_eagle", "mtp", "medusa", "hydra", "dflash", "draft_model", "prompt_lookup"}
-    assert set(VLLM.families) == named - {"hydra", "prompt_lookup"}
+    served = {Eagle: "eagle", Eagle3: "eagle3", PEagle: "p_eagle", MTP: "mtp", Medusa: "medusa", DFlash: "dflash"}
+    served |= {DraftModel: "draft_model", Pard: "pard"}
+    others = {Hydra: "hydra", PromptLookup: "prompt_lookup"}
+    assert all(kind.family == name for kind, name in (served | others).items())
+    assert set(VLLM.families) == set(served.values())

@@ -19,6 +19,7 @@ from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.heads import Heads
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.targets import Features, Target
 from tests.drafters.conversations import LENGTHS, Conversations
@@ -40,6 +41,7 @@ KINDS = {
     "dflash": lambda target: DFlash.for_target(target, VOCABULARY, layers=(1, 2), num_layers=2, block_size=4),
     "draft_model": lambda target: DraftModel.for_target(target, copy_layers=2),
     "draft_model, windows": lambda target: DraftModel.for_target(target, copy_layers=2),
+    "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=4),
     "prompt_lookup": lambda target: PromptLookup(),
 }
 # Norms and rotary angles of transformers' models are computed in fp32 even in an fp64 model.
@@ -162,7 +164,7 @@ def test_a_batch_is_read_in_as_many_passes_as_a_request(kind, monkeypatch):
         together.emit({number: (2, 3, 1, 2)[number] for number in range(count)})
         together.draft(StaticTree.chain(3), Sampling())
         found.append(len(passes))
-    assert found == {"dflash": [1, 1], "p_eagle": [2, 2]}.get(kind, [3, 3])
+    assert found == {"dflash": [1, 1], "p_eagle": [2, 2], "pard": [2, 2]}.get(kind, [3, 3])
 
 
 @torch.inference_mode()

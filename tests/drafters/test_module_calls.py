@@ -15,6 +15,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.targets.batch import Batch
 
 
@@ -41,6 +42,7 @@ FAMILIES = {
     "draft": lambda target: DraftModel.for_target(target, copy_layers=2),
     "draft, checkpointed": lambda target: DraftModel.for_target(target, copy_layers=2, activation_checkpointing=True),
     "draft, lora": adapted,
+    "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=4),
 }
 
 

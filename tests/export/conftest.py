@@ -13,6 +13,7 @@ from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.targets import Target
 
 VOCABULARY = torch.arange(1, 97, 3)
@@ -68,7 +69,7 @@ def make_checkpoint(target, save):
 def make_drafter(target):
     """make_drafter(family, **options) -> a random drafter."""
     kinds: dict[str, Any] = {"eagle3": Eagle3, "eagle": Eagle, "p_eagle": PEagle, "medusa": Medusa, "mtp": MTP}
-    kinds |= {"dflash": DFlash, "draft_model": DraftModel}
+    kinds |= {"dflash": DFlash, "draft_model": DraftModel, "pard": Pard}
 
     def make(family: str, **options: Any) -> Drafter:
         vocabulary = VOCABULARY if family in ("eagle3", "p_eagle", "dflash") else None

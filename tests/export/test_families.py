@@ -18,7 +18,7 @@ from specdraft.export.vllm import VLLM
 
 WEIGHTS = {"medusa": "medusa_lm_head.safetensors"}
 SERVED = {
-    VLLM: {"eagle3", "eagle", "p_eagle", "mtp", "medusa", "dflash", "draft_model"},
+    VLLM: {"eagle3", "eagle", "p_eagle", "mtp", "medusa", "dflash", "draft_model", "pard"},
     SGLang: {"eagle3", "eagle", "draft_model"},
     TensorRTLLM: {"eagle3", "medusa", "draft_model"},
     Transformers: {"draft_model"},
@@ -61,7 +61,7 @@ def test_what_is_served_is_written_and_the_rest_refused_by_name(exported, engine
     if family in SERVED[engine]:
         assert f"## Serving with {engine.name}" in exported(engine(), family)[3]
     else:
-        title = "(EAGLE head|EAGLE-3 head|P-EAGLE head|MTP layer|Medusa heads|DFlash drafter)"
+        title = "(EAGLE head|EAGLE-3 head|P-EAGLE head|MTP layer|Medusa heads|DFlash drafter|PARD draft model)"
         with pytest.raises(UserError, match=rf"^{engine.name} serves no {title}: expected"):
             exported(engine(), family)
 
@@ -249,6 +249,15 @@ def test_a_draft_model_is_a_plain_transformers_directory(exported, engine, tmp_p
     assert torch.equal(model(ids).logits, draft.export_model()(ids).logits)
 
 
+def test_a_pard_draft_is_a_draft_model_and_its_mask(exported, tmp_path):
+    draft, config, tensors, card = exported(VLLM(), "pard", mask_token=7, num_drafts=3)
+    _, plain, others, _ = exported(VLLM(), "draft_model")
+    assert config == plain | {"pard_token": 7} and shapes(tensors) == shapes(others)
+    assert torch.equal(tensors["model.embed_tokens.weight"], draft.state_dict()["model.model.embed_tokens.weight"])
+    assert '"num_speculative_tokens": 3' in card  # no more than it was trained to draft
+    assert "| mask token | 7 |" in card and "| tokens drafted at once | 3 |" in card
+
+
 def test_a_draft_model_in_the_words_of_earlier_releases(exported):
     """Engines built on transformers 4 know no ``rope_parameters`` and would rotate by 10,000."""
     _, config, tensors, _ = exported(VLLM(dtype="bfloat16"), "draft_model")
@@ -351,6 +360,7 @@ COMMANDS = {
     (VLLM, "draft_model"): '{"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "p_eagle"): '{"method": "eagle3", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": true}',
     (VLLM, "mtp"): '{"method": "mtp", "model": "DIR", "num_speculative_tokens": 4}',
+    (VLLM, "pard"): '{"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": true}',
     (VLLM, "dflash"): '{"method": "dflash", "model": "DIR", "num_speculative_tokens": 4}',
     (SGLang, "eagle3"): "--speculative-algorithm EAGLE3 --speculative-draft-model-path DIR --speculative-num-steps 4 "
     "--speculative-eagle-topk 1 --speculative-num-draft-tokens 5",

@@ -284,6 +284,7 @@ def test_what_our_head_does_not_compute_is_refused_by_name(rewritten, target, ch
         (SGLang, "eagle", "an EAGLE-1 head"),
         (VLLM, "medusa", "Medusa heads"),
         (VLLM, "draft_model", "a draft model"),
+        (VLLM, "pard", "a draft model"),
     ],
 )
 def test_exports_of_other_families_are_called_by_their_names(

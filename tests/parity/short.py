@@ -31,6 +31,7 @@ LEAST_ACCEPTANCE_LENGTH = {
     "mtp": 1.5,
     "dflash": 1.25,
     "draft_model": 1.5,
+    "pard": 1.3,
 }
 
 
@@ -64,6 +65,7 @@ SHORT = {
     "p_eagle": Short("p_eagle", 160),
     "mtp": Short("mtp", 120),
     "mtp-mimo": Short("mtp", 120, is_mimo=True),
+    "pard": Short("draft", 160, ("parallel=true", "num_drafts=5")),
     "eagle3-llama": Short(
         "eagle3",
         100,

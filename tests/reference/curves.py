@@ -19,6 +19,7 @@ from specdraft.commands import train
 FOLDER = Path(__file__).parent
 FAMILIES = {
     "draft": ["model.drafter.copy_layers=2"],
+    "pard": ["model.drafter.parallel=true", "model.drafter.copy_layers=2", "model.drafter.num_drafts=3"],
     "medusa": ["model.drafter.num_heads=3"],
     "mtp": ["model.drafter.ttt_steps=2"],
     "p_eagle": ["model.drafter.ttt_steps=3", "model.drafter.num_layers=2", "model.draft_vocab_size=512"],
@@ -28,6 +29,7 @@ FAMILIES = {
     "eagle3": ["model.drafter.ttt_steps=3", "model.draft_vocab_size=512"],
     "eagle3_1": ["model.drafter.ttt_steps=3", "model.draft_vocab_size=512"],
 }
+MODELS = {"pard": "draft"}  # the others are named as their models are
 # What a recipe or a default may say otherwise one day: the curves are about the code, not about them.
 SETTINGS = [
     "model.optimizer.learning_rate=1e-3",
@@ -74,7 +76,7 @@ def write_conversations(path: Path) -> None:
 def curve(family: str, folder: Path) -> dict[str, list[float]]:
     """Train ``family`` in ``folder``; every column's values in the order of the steps."""
     write_conversations(folder / "conversations.jsonl")
-    overrides = [f"model={family}", *SETTINGS, *FAMILIES[family]]
+    overrides = [f"model={MODELS.get(family, family)}", *SETTINGS, *FAMILIES[family]]
     overrides += [
         f"data.path={folder / 'conversations.jsonl'}",
         f"data.cache_dir={folder / 'cache'}",

@@ -25,6 +25,7 @@ from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from specdraft.targets.sharded import load_partitioned
@@ -107,6 +108,7 @@ FAMILIES: dict[str, Callable[[Target], Drafter]] = {
         target, torch.arange(0, VOCAB, 2), num_layers=1, block_size=4, projection="target", **WEIGHED
     ),
     "draft": draft,
+    "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=3, sample_positions=False),
     "lora": adapted,
     "copy": lambda target: DraftModel.for_target(
         target, copy_layers=6

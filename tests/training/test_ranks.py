@@ -26,6 +26,7 @@ SGD |= {"medusa-weighed/ddp": "medusa-weighed/one"}
 SGD |= {
     "mtp/zero3": "mtp/one",
     "p_eagle/zero3": "p_eagle/one",
+    "pard/zero3": "pard/one",
     "dflash/zero3": "dflash/one",
     "dflash-weighed/zero2-accumulated": "dflash-weighed/one",
 }

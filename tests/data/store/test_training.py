@@ -17,6 +17,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.pard import Pard
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
@@ -94,6 +95,7 @@ def draft(target: Target, kind: type[Any], **options: Any) -> Drafter:
         (PEagle, {"layers": [1, 2, 3]}),
         (DFlash, {"layers": [1, 2, 3], "num_layers": 1, "num_anchors": 8}),
         (DraftModel, {"copy_layers": 1}),
+        (Pard, {"copy_layers": 1, "num_drafts": 3}),
     ],
 )
 def test_losses_online_and_offline_are_the_same(small, library, tmp_path, kind, options):
