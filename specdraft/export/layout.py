@@ -29,7 +29,7 @@ TITLES = {
 class Layout:
     """A directory to be: ``config.json`` and one safetensors file named ``weights``; ``facts`` go into the card.
     options: what of the drafter not every engine computes, by the names of its constructor. longest_draft: tokens that
-    it was made to draft; None where there is no end to it."""
+    it was made to draft; None where there is no end to it. quantization: the scheme of its weights, if any."""
 
     family: str
     config: dict[str, Any]
@@ -39,6 +39,7 @@ class Layout:
     facts: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     longest_draft: int | None = None
+    quantization: str | None = None
 
     @property
     def title(self) -> str:

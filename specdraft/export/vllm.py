@@ -24,6 +24,7 @@ class VLLM(Engine):
 
     name = "vllm"
     families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES} | {"p_eagle": "eagle3"}
+    quantized: ClassVar[frozenset[str]] = frozenset({"eagle3", "p_eagle", "draft_model"})
     sampled_drafts: ClassVar[dict[str, object]] = {"draft_sample_method": "probabilistic"}
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:

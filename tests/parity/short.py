@@ -86,6 +86,14 @@ SHORT = {
 }
 
 
+# What is quantized after its training: the short drafter, and the scheme.
+QUANTIZED = {
+    "eagle3_int8": ("eagle3", "int8"),
+    "p_eagle_int8": ("p_eagle", "int8"),
+    "draft_int8": ("draft", "int8"),
+}
+
+
 def trained(name: str, work: Path) -> Path:
     """The checkpoint of the short drafter ``name``, trained by one core if it is not in ``work`` yet."""
     run, log = work / name, work / f"{name}.log"
