@@ -133,7 +133,7 @@ def test_refusals(target):
     with pytest.raises(UserError, match="of which engines read no quantized weights: expected eagle3"):
         quantize(Medusa.for_target(target, num_heads=2), "int8")
     odd = Eagle3.for_target(target, layers=[1, 2], intermediate_size=40)
-    with pytest.raises(UserError, match="reads 40 features, .* expected a multiple of 32"):
+    with pytest.raises(UserError, match=r"reads 40 features, .* expected a multiple of 32"):
         quantize(odd, "int4")
 
 
