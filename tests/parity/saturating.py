@@ -38,20 +38,20 @@ class SaturatingLinear(nn.Module):
         assert linear.scheme.input_bits == 8
         self.weight, self.bias = linear.weight, linear.bias
         codes, self.scales = quantize_weight(linear.weight, linear.scheme)  # [O, I], [O, 1]
-        self.pairs = codes.int().unflatten(1, (-1, 2))  # [O, I / 2, 2]
+        self.codes = codes.int()
 
     def forward(self, given: Tensor) -> Tensor:
         """``[..., I]`` -> ``[..., O]``."""
         rows = given.flatten(0, -2)  # [N, I]
         scales = rows.abs().amax(-1, keepdim=True) / 127  # [N, 1]
         codes = (rows / scales).round().int()
-        sums = torch.stack([saturated_product(row, self.pairs) for row in codes])  # [N, O]
+        sums = saturated_product(codes, self.codes).float()  # [N, O]
         product = sums * scales * self.scales.T
         return (product if self.bias is None else product + self.bias).unflatten(0, given.shape[:-1])
 
 
-def saturated_product(codes: Tensor, pairs: Tensor) -> Tensor:
-    """Of a row of input codes ``[I]`` and weights' codes ``[O, I / 2, 2]``, int32, the sums ``[O]`` in fp32."""
-    shifted = (codes + _SHIFT).unflatten(0, (-1, 2))  # [I / 2, 2]
-    added = (pairs * shifted).sum(-1).clamp(_LEAST, _MOST)  # [O, I / 2]
-    return (added.sum(-1) - _SHIFT * pairs.sum((-2, -1))).float()
+def saturated_product(inputs: Tensor, weights: Tensor) -> Tensor:
+    """Of codes ``[N, I]`` and ``[O, I]``, int32, the sums ``[N, O]``."""
+    shifted, even, odd = inputs + _SHIFT, weights[:, ::2].contiguous(), weights[:, 1::2].contiguous()
+    rows = [(even * row[::2] + odd * row[1::2]).clamp_(_LEAST, _MOST).sum(-1) for row in shifted]  # [O] each
+    return torch.stack(rows) - _SHIFT * weights.sum(-1)
