@@ -13,10 +13,10 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import Generation
 from specdraft.decoding.shapes import AUTO
 from specdraft.decoding.trace import Segment, SegmentStream
+from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import UserError
 from specdraft.evaluation.settings import EvaluationSettings, drafted, is_trained
 from specdraft.export.engine import GREEDY
-from specdraft.onednn import packed
 
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
@@ -100,7 +100,7 @@ class Conversation:
         with ExitStack() as stack:
             stack.enter_context(compiling(wanted(self.settings.compile, self.target.device)))
             if self.drafter is not None:
-                stack.enter_context(packed(self.drafter))
+                stack.enter_context(ready_to_decode(self.drafter))
             ids = encode(self.target.tokenizer, [{"role": "user", "content": _WARM_UP}])
             for decoder in filter(None, (self._plain, self._drafted)):
                 decoder.generate(ids, min(_WARM_UP_TOKENS, self.settings.max_new_tokens), self.settings.seed)

@@ -28,7 +28,7 @@ def main(config: DictConfig) -> None:
         raise UserError(f"checkpoint= is missing: expected {wanted}")
     if config.png:
         check_png()
-    loaded = [load_drafter(path) for path in paths]
+    loaded = [load_drafter(path, config.quantize) for path in paths]
     drafter, trained = loaded[0] if loaded else (beside.pop(next(iter(beside))), {})
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)

@@ -17,7 +17,7 @@ def main(config: DictConfig) -> None:
     silence_warnings()
     if config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
-    directory = export(config.checkpoint, build(config.engine), config.output)
+    directory = export(config.checkpoint, build(config.engine), config.output, config.quantize)
     usage = (directory / CARD).read_text(encoding="utf-8").partition("\n## Serving")[2].partition("\n## Acceptance")[0]
     print(f"export: {directory}\n\nServing{usage}", end="")
 

@@ -40,6 +40,12 @@ class Drafter(nn.Module, ABC):
     reads_every_last: ClassVar[bool] = True
     """Whether training reads every last hidden state, not only those before a token to be learned."""
 
+    quantizable: ClassVar[bool] = False
+    """Whether engines read quantized weights of such a drafter."""
+
+    quantization: str | None = None
+    """The scheme that its linear layers compute in (``quantization.py``); None: with the weights as they are."""
+
     progress: float = 1.0
     """The share of its training that is done, told before each step: some of them change with it."""
 

@@ -1,4 +1,5 @@
-"""A trained drafter on disk: ``config.json`` and ``model.safetensors``, the drafter alone, in fp32.
+"""A trained drafter on disk: ``config.json`` and ``model.safetensors``, the drafter alone, in fp32, the masters of one
+that computes with quantized weights.
 
 The configuration says which class to build with which arguments, whose target it belongs to, and under which settings
 it was trained, so that ``evaluate.py checkpoint=PATH`` needs nothing else."""
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 
 import specdraft
 from specdraft.drafters.base import Drafter
+from specdraft.drafters.quantization import quantize
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
 from specdraft.files import atomic_directory, embedded, member, read_json
@@ -38,6 +40,7 @@ def save_drafter(
     config = {
         "specdraft_version": specdraft.__version__,
         "drafter": {"_target_": f"{kind.__module__}.{kind.__qualname__}", **drafter.config()},
+        "quantization": drafter.quantization,
         "target": asdict(target),
         "extra": redact(extra or {}),
     }
@@ -92,10 +95,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return config
 
 
-def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
-    """Rebuild the drafter (fp32, CPU, eval mode) and return it with its configuration. Raises UserError if the
-    checkpoint is missing, damaged, or does not fit its own configuration: the module is built without memory first and
-    compared with the file's header, so that nothing else is ever allocated."""
+def load_drafter(path: str | Path, quantization: str | None = None) -> tuple[Drafter, dict[str, Any]]:
+    """Rebuild the drafter (fp32, CPU, eval mode) and return it with its configuration. It computes with weights
+    quantized as ``quantization`` says, None: as it was trained to. Raises UserError if the checkpoint is missing,
+    damaged, or does not fit its own configuration: the module is built without memory first and compared with the
+    file's header, so that nothing else is ever allocated; and for a quantization that the drafter has not."""
     directory, config = find(path), read_config(path)
     arguments = dict(config["drafter"])
     kind = _drafter_class(arguments.pop("_target_"), directory)
@@ -119,6 +123,7 @@ def load_drafter(path: str | Path) -> tuple[Drafter, dict[str, Any]]:
         raise UserError(f"{found}: expected one of this version")
     if isinstance(drafter, DraftVocabulary):
         drafter.set_draft_vocabulary(drafter.draft_ids)  # checks them
+    quantize(drafter, quantization or config.get("quantization"))
     return drafter.eval().requires_grad_(False), config
 
 
@@ -158,6 +163,7 @@ def _is_whole(config: Any) -> bool:
     return (
         all(isinstance(text, str) for text in texts)
         and isinstance(target.get("revision"), str | None)
+        and isinstance(config.get("quantization"), str | None)
         and all(isinstance(part, dict) for part in parts)
         and type(parts[1].get("num_draft_tokens", 1)) is int
     )

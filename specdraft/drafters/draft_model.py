@@ -45,6 +45,7 @@ class DraftModel(Drafter):
 
     training_options = frozenset({"attn_implementation", "divergence", "on_policy", "activation_checkpointing"})
     reads_every_last = False
+    quantizable = True
 
     def __init__(
         self,

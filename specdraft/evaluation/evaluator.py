@@ -15,6 +15,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
 from specdraft.decoding.trace import segments
+from specdraft.drafters.quantization import ready_to_decode
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import first_difference
 from specdraft.evaluation.results import Request, Result, distinct_ngrams, summarize
@@ -24,7 +25,6 @@ from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostSettings
 from specdraft.evaluation.speedup.roofline import measure_roofline
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
-from specdraft.onednn import packed
 from specdraft.redaction import redact
 from specdraft.targets.loading import template_hash
 
@@ -88,6 +88,7 @@ def evaluate(
         "rule": describe(settings.rule),
         "drafting": draftings[0],
         "engine": None if engine is None else engine.name,
+        "quantization": drafter.quantization,
         "prompts": len(prompts),
         "target": asdict(target.identity),
         "chat_template_hash": template_hash(target.tokenizer),
@@ -102,7 +103,7 @@ def evaluate(
     with ExitStack() as stack:
         stack.enter_context(compiling(wanted(settings.compile, target.device)))
         for each in drafters.values():
-            stack.enter_context(packed(each))
+            stack.enter_context(ready_to_decode(each))
         bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))
         for temperature in settings.temperatures:
             ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))

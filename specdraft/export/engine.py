@@ -17,11 +17,13 @@ GREEDY, SAMPLED = "greedy", "sampled"
 class Engine:
     """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training.
     families: the families it serves, and the engine's own name for each. ignored: options of a drafter that it reads no
-    word of. drafting: how it drafts above temperature 0 unless it is told otherwise."""
+    word of. quantized: families of which it reads quantized weights. drafting: how it drafts above temperature 0 unless
+    it is told otherwise."""
 
     name: str
     families: ClassVar[Mapping[str, str]]
     ignored: ClassVar[frozenset[str]] = frozenset()
+    quantized: ClassVar[frozenset[str]] = frozenset()
     drafting: ClassVar[str] = GREEDY
 
     def __init__(self, dtype: str = "auto") -> None:
@@ -31,10 +33,14 @@ class Engine:
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """The layout as this engine reads it. ``target``: what the checkpoint says of the target's model.
-        Raises UserError for a family, a target or an option that the engine does not serve, or would not notice."""
+        Raises UserError for a family, a target, an option or a quantization that the engine does not serve, or would
+        not notice."""
         if layout.family not in self.families:
             served = ", ".join(TITLES[family] for family in self.families)
             raise UserError(f"{self.name} serves no {layout.title}: expected one of {served}; choose another engine")
+        if layout.quantization and layout.family not in self.quantized:
+            wrong = f"{self.name} is not known to serve a quantized {layout.title}"
+            raise UserError(f"{wrong}: expected a drafter without quantization; choose engine=vllm")
         if ignored := [option for option in layout.options if option in self.ignored]:
             wrong = f"the {layout.title} was trained with {', '.join(ignored)}, which {self.name} ignores"
             raise UserError(f"{wrong}: expected none of {', '.join(sorted(self.ignored))}; choose another engine")

@@ -46,6 +46,9 @@ def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] |
     published = read_json(member(directory, "config.json"))
     if not isinstance(published, dict):
         raise UserError(f"{directory / 'config.json'} is no configuration: expected an EAGLE-3 head; restore it")
+    if published.get("quantization_config"):
+        wrong = f"{directory} holds quantized weights, which are not read back"
+        raise UserError(f"{wrong}: expected a head as it was trained; give that, and export it with quantize=")
     tensors = _read(directory)
     if family := _other_family(published, tensors):
         wrong = f"{directory} is an export of {family}: expected one of an EAGLE-3 head"

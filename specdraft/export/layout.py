@@ -32,7 +32,7 @@ class Layout:
     """A directory to be: ``config.json`` and one safetensors file named ``weights``; ``facts`` go into the card.
     options: what of the drafter not every engine computes, by the names of its constructor. longest_draft: tokens that
     it was made to draft; None where there is no end to it. borrowed: tensors of the target's that the engine wants in
-    the file too, and how their names end in the target's files."""
+    the file too, and how their names end in the target's files. quantization: the scheme of its weights, if any."""
 
     family: str
     config: dict[str, Any]
@@ -43,6 +43,7 @@ class Layout:
     options: tuple[str, ...] = ()
     longest_draft: int | None = None
     borrowed: Mapping[str, str] = field(default_factory=dict)
+    quantization: str | None = None
 
     @property
     def title(self) -> str:

@@ -22,6 +22,8 @@ def model_card(
     k = int(extra.get("decoding", {}).get("num_draft_tokens", 5))
     try:
         measured = None if evaluation is None else json.loads(evaluation.read_text(encoding="utf-8"))
+        if measured is not None and measured["settings"].get("quantization") != layout.quantization:
+            measured = None  # it is about other weights
         advice = ((measured or {}).get("advice") or [{}])[0]
         k = int(advice.get("num_speculative_tokens") or k)
         values = {"measured": measured, "advice": advice, "engine": engine}

@@ -20,6 +20,7 @@ from specdraft.export import dflash, draft_model, eagle1, eagle3, medusa, mtp
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout, cast
 from specdraft.export.model_card import model_card
+from specdraft.export.quantized import compress
 from specdraft.files import atomic_directory, embedded
 from specdraft.targets.weights import Weights
 
@@ -38,17 +39,20 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
 }
 
 
-def export(checkpoint: str | Path, engine: Engine, output: str | Path | None = None) -> Path:
+def export(
+    checkpoint: str | Path, engine: Engine, output: str | Path | None = None, quantization: str | None = None
+) -> Path:
     """Write the checkpoint's drafter for ``engine`` and return the directory: whole, or not at all.
 
     checkpoint: a drafter's directory, or a run directory that holds one. output: default ``export-ENGINE`` beside the
     drafter's directory, for one inside this package in the current directory. An evaluation.json beside or in the
-    checkpoint goes into the model card.
+    checkpoint goes into the model card, if it measured the weights that are written. quantization: of the weights;
+    None: as the drafter was trained to compute.
 
     Raises UserError for a checkpoint that is missing or damaged, a drafter that the engine cannot serve, weights that
     are not sound, and an output directory that cannot be written or holds other files."""
     source = find(checkpoint)
-    drafter, trained = load_drafter(source)
+    drafter, trained = load_drafter(source, quantization)
     beside = Path() if embedded(str(checkpoint)) else source.parent
     output = Path(output) if output is not None else beside / f"export-{engine.name}"
     _check_output(output)
@@ -75,7 +79,8 @@ def layout_for(drafter: Drafter, target: Mapping[str, Any], engine: Engine, outp
     dtype = target.get("dtype", "float32") if engine.dtype == "auto" else engine.dtype
     if dtype not in DTYPES:
         raise UserError(f"the weights cannot be written as {dtype!r}: expected engine.dtype to be {', '.join(DTYPES)}")
-    return engine.accept(_LAYOUTS[type(drafter)](drafter, target, dtype), target, output)
+    layout = _LAYOUTS[type(drafter)](drafter, target, dtype)
+    return engine.accept(layout if drafter.quantization is None else compress(layout, drafter), target, output)
 
 
 def _borrowed(layout: Layout, target: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from specdraft.data.datamodule import DataModule
 from specdraft.decoding.shapes import draft_tokens
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, check_target, load_drafter
+from specdraft.drafters.quantization import quantize
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.entry import build
 from specdraft.errors import UserError
@@ -42,6 +43,7 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     Interrupted once a requested stop has left a checkpoint, UserError for a loss that is not finite, or, before any
     training, for a drafter that cannot be exported for the run's engine."""
     drafter, vocabulary = build_drafter(config, target, data)
+    quantize(drafter, config.quantize)
     data.read_for(drafter)
     drafter.compiled = wants_compiled(config.compile, config.trainer.accelerator)
     if run.engine is not None:

@@ -109,12 +109,14 @@ def test_overrides(run, run_directory):
         "target.device=cpu",
         "limit=1",
         "compare=[]",
+        "quantize=int8",
         "cost_model.seconds=0",
         "cost_model.batch_sizes=[2]",
     )
     found = [(row["label"], row["temperature"], row["drafting"]) for row in written["results"]]
     assert found == [("eagle3", 0.5, "greedy"), ("eagle3, sampled", 0.5, "sampled")]  # vLLM's way, and the other
     assert written["results"][0]["num_draft_tokens"] == 3 and written["settings"]["prompts"] == 1
+    assert written["settings"]["quantization"] == "int8"
 
 
 def fails(run, capsys, *overrides):

@@ -263,12 +263,14 @@ def test_a_second_run_in_the_same_directory_is_refused(train, arguments, tmp_pat
 def test_every_family_trains_and_exports(train, arguments, tmp_path, model):
     vocabulary = ["model.draft_vocab_size=256" if model == "eagle3_1" else "model.draft_vocab_size=null"]
     overrides = [each for each in arguments if not each.startswith("model.")]
-    status, _, err = train(*overrides, *vocabulary, f"model={model}", "evaluate=false")
+    quantize = "int8" if model == "draft" else "null"
+    status, _, err = train(*overrides, *vocabulary, f"model={model}", f"quantize={quantize}", "evaluate=false")
     assert status == 0, err
     run = tmp_path / "family" / "run"
     loss = losses(run)
     assert len(loss) == 4 and all(float(value) > 0 for value in loss.values())
-    assert (run / "export-vllm" / "config.json").is_file()
+    exported = json.loads((run / "export-vllm" / "config.json").read_text())
+    assert ("quantization_config" in exported) is (model == "draft")
 
 
 def test_a_drafter_that_no_engine_serves_is_refused_before_training(train, arguments, tmp_path):
@@ -420,6 +422,7 @@ def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path
         ([*quick, "data.sequence_length=128"], "data.sequence_length=192, and this run has 128"),
         ([*quick, "data.limit=7"], "data.limit=1500, and this run has 7"),
         ([*quick, "data.regenerate=true"], "data.regenerate=False, and this run has True"),
+        ([*quick, "quantize=int8"], "quantize=None, and this run has int8"),
         ([*quick, "seed=1"], "data.seed=0, and this run has 1"),
         ([*kept, "model=medusa"], "Eagle3.for_target, and this run has specdraft.drafters.medusa.Medusa.for_target"),
     ):
@@ -434,6 +437,7 @@ def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path
         (["nonsense=3"], "unknown config key 'nonsense'"),
         (["target=llama-9b"], "unknown target 'llama-9b': expected one of gpt-oss-20b, llama-70b, llama-8b"),
         (["target.name=embedded://large"], "no embedded target 'embedded://large'"),
+        (["quantize=int5"], "quantize is 'int5': expected int8, int4, or null"),
         (["decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
         (["model.draft_vocab_size=321"], "model.draft_vocab_size is 321"),
         (["export=tensorrt"], "export=tensorrt is unknown: expected sglang, tensorrt_llm, transformers, vllm"),

@@ -59,6 +59,7 @@ def test_bad_input(run, make_checkpoint, tmp_path, capsys):
         (f"checkpoint={damaged}",): "is damaged",
         (f"checkpoint={checkpoint}", "engine=ollama"): "unknown engine 'ollama'",
         (f"checkpoint={checkpoint}", "engine.dtype=int8"): "engine.dtype is 'int8'",
+        (f"checkpoint={checkpoint}", "quantize=int5"): "quantize is 'int5'",
         (f"checkpoint={checkpoint}", "outptu=x"): "unknown config key 'outptu'",
         (f"checkpoint={checkpoint}", f"output={tmp_path / 'file' / 'x'}"): "cannot write to the directory",
         (f"checkpoint={checkpoint}", f"output={tmp_path / 'file'}"): "is not an earlier export",

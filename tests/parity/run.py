@@ -3,7 +3,7 @@
 Trains short drafters on the embedded target unless ``--head`` names a checkpoint, exports them, decodes held-out
 prompts here and in vLLM (another environment, another process), and compares. Above temperature 0 it compares
 acceptance lengths: vLLM's own greedy drafts and, with ``draft_sample_method``, sampled ones. Exits with 1 if anything
-differs.
+differs. Quantized drafters multiply integers as this processor does (``saturating.py``).
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -20,7 +20,8 @@ import torch
 from comparison import Run, decode, differences, rate_difference, table
 from engine import MAX_NEW_TOKENS, Engine, add_arguments, held_out_prompts
 from mimo import mimo
-from short import LEAST_ACCEPTANCE_LENGTH, SHORT, trained
+from saturating import multiplies_exactly, saturate
+from short import LEAST_ACCEPTANCE_LENGTH, MIMO, QUANTIZED, SHORT, trained
 
 from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.decoding.decoder import Decoder
@@ -46,10 +47,10 @@ class Exported:
     directory: Path
 
     @classmethod
-    def of(cls, checkpoint: Path, drafter: Drafter, work: Path) -> "Exported":
-        """Exports the checkpoint, which ``drafter`` was read from."""
+    def of(cls, name: str, checkpoint: Path, drafter: Drafter, work: Path) -> "Exported":
+        """Exports the checkpoint, which ``drafter`` was read from, under a name."""
         engine = VLLM(dtype="float32")
-        directory = export(checkpoint, engine, work / "exported" / checkpoint.parent.name).resolve()
+        directory = export(checkpoint, engine, work / "exported" / name, drafter.quantization).resolve()
         return cls(drafter, drafter.family, directory)
 
     @property
@@ -66,7 +67,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--head", help="a checkpoint or run directory; without it short drafters are trained, once")
-    parser.add_argument("--models", nargs="+", choices=SHORT, default=list(SHORT), help="which to train and compare")
+    names = [*SHORT, *QUANTIZED]
+    parser.add_argument("--models", nargs="+", choices=names, default=names, help="which to train and compare")
     add_arguments(parser, "parity")
     return parser.parse_args()
 
@@ -81,10 +83,13 @@ def main() -> None:
     if options.head:
         checkpoints = {"the head": find(options.head)}
     else:
-        targets = {name: str(mimo(engine.work / "mimo")) for name in options.models if SHORT[name].is_mimo}
+        targets = {name: str(mimo(engine.work / "mimo")) for name in MIMO if name in options.models}
         with ThreadPoolExecutor(available_cores()) as pool:  # the first lets the target answer, and all read it
-            found = pool.map(lambda name: trained(name, engine.work, targets.get(name)), options.models)
-            checkpoints = dict(zip(options.models, found, strict=True))
+            sources = {name: QUANTIZED.get(name, (name, None))[0] for name in options.models}
+            needed = list(dict.fromkeys(sources.values()))
+            runs = pool.map(lambda name: trained(name, engine.work, targets.get(name)), needed)
+            found = dict(zip(needed, runs, strict=True))
+            checkpoints = {name: found[source] for name, source in sources.items()}
     print(f"training {time.perf_counter() - started:.0f} s")
     groups: dict[str, dict[str, Path]] = {}  # by target
     for name, checkpoint in checkpoints.items():
@@ -97,8 +102,11 @@ def compare(checkpoints: Mapping[str, Path], engine: Engine, options: argparse.N
     """Decode with drafters of one target on both sides and print what was counted; whether anything differs."""
     cases = {}
     for name, checkpoint in checkpoints.items():
-        drafter, config = load_drafter(checkpoint)
-        cases[name] = Exported.of(checkpoint, drafter, engine.work)
+        drafter, config = load_drafter(checkpoint, QUANTIZED.get(name, (name, None))[1])
+        cases[name] = Exported.of(name, checkpoint, drafter, engine.work)
+        if drafter.quantization is not None and not multiplies_exactly():
+            saturate(drafter)
+            print(f"{name}: integer products saturate on this processor, in vLLM and so in our decoder here")
     named = config["target"]
     target = Target.load(named["name"], named["revision"], dtype="float32", device="cpu")
     check_target(config, target)

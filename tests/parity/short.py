@@ -37,13 +37,11 @@ LEAST_ACCEPTANCE_LENGTH = {
 
 @dataclass(frozen=True)
 class Short:
-    """How a short drafter is trained. options: what makes it a variant, of ``model.drafter``. is_mimo: for the embedded
-    target as a MiMo, whose own layer it begins as."""
+    """How a short drafter is trained. options: what makes it a variant, of ``model.drafter``."""
 
     model: str
     steps: int
     options: tuple[str, ...] = ()
-    is_mimo: bool = False
 
     def overrides(self, target: str | None = None) -> list[str]:
         """Of ``train.py``; target: another one than the embedded one, which is not asked for answers."""
@@ -64,7 +62,7 @@ SHORT = {
     "dflash": Short("dflash", 160, ("num_layers=2", "block_size=6")),
     "p_eagle": Short("p_eagle", 160),
     "mtp": Short("mtp", 120),
-    "mtp-mimo": Short("mtp", 120, is_mimo=True),
+    "mtp-mimo": Short("mtp", 120),
     "pard": Short("draft", 160, ("parallel=true", "num_drafts=5")),
     "eagle3-llama": Short(
         "eagle3",
@@ -91,6 +89,16 @@ SHORT = {
             "ttt_steps=3",
         ),
     ),
+}
+
+
+# For the embedded target as a MiMo (``mimo.py``), whose own layer they begin as.
+MIMO = ("mtp-mimo",)
+# What is quantized after its training: the short drafter, and the scheme.
+QUANTIZED = {
+    "eagle3_int8": ("eagle3", "int8"),
+    "p_eagle_int8": ("p_eagle", "int8"),
+    "draft_int8": ("draft", "int8"),
 }
 
 

@@ -44,6 +44,7 @@ class Eagle3(DraftVocabulary, EagleHead):
     - ``own_embedding``: an embedding of its own, which begins as the target's, instead of the target's."""
 
     reads_every_last = False
+    quantizable = True
     training_options = EagleHead.training_options | {"projection", "output_norm"}
 
     def __init__(

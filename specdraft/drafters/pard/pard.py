@@ -35,6 +35,7 @@ LEAST_SHARE = 0.2
 class Pard(DraftModel):
     """The parallel draft model; vLLM's method ``draft_model`` loads it with ``parallel_drafting``."""
 
+    quantizable = False
     training_options = DraftModel.training_options | {"step_decay", "sample_positions"}
 
     def __init__(

@@ -25,8 +25,8 @@ from specdraft.decoding.shapes import draft_tokens
 from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import read_config, save_drafter
+from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import UserError
-from specdraft.onednn import packed
 from specdraft.text import fingerprint
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.stop_signal import StopSignal
@@ -157,7 +157,7 @@ class LiveAcceptance(Callback):
         training = drafter.training
         drafter.eval()
         # Autocast belongs to training: serving engines do not use it, so neither does the measurement.
-        with torch.inference_mode(), torch.autocast(module.device.type, enabled=False), packed(drafter):
+        with torch.inference_mode(), torch.autocast(module.device.type, enabled=False), ready_to_decode(drafter):
             decoder = Decoder(module.target, drafter, self.num_draft_tokens, self.sampling)
             # A target that is cut over the ranks needs them all for every pass: they decode the same, side by side.
             together = module.target.engine is not None

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from torch import Tensor, nn
 
 from specdraft.drafters.base import Drafter
+from specdraft.drafters.quantization import quantize
 from specdraft.targets import Target
 from specdraft.targets.sharded import gathered
 
@@ -38,6 +39,7 @@ def full_precision_drafter(strategy: Strategy, drafter: Drafter, target: Target)
         return drafter.served()
     copy = type(drafter)(**drafter.config())
     copy.load_state_dict(full_state(drafter))
+    quantize(copy, drafter.quantization)
     copy.bind(target)
     return copy.to(strategy.root_device).served()
 

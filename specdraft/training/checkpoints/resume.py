@@ -11,7 +11,7 @@ from specdraft.training.checkpoints.file import checkpoint_config, checkpoint_st
 
 CHECKPOINTS = "checkpoints"  # of a run directory
 LAST = "last.ckpt"  # a link to the newest
-_DECIDING = ("model.drafter._target_", "data.seed", "data.sequence_length", "data.limit", "data.regenerate")
+_DECIDING = ("model.drafter._target_", "quantize", "data.seed", "data.sequence_length", "data.limit", "data.regenerate")
 _OF_ANSWERS = ("data.temperatures", "data.max_new_tokens")
 _STEP = re.compile(r"step-(\d+)\.ckpt")
 

@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedConfig
 
+from specdraft.drafters.quantization import quantize
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.rendering import render
@@ -93,6 +94,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     ids = None if vocabulary is None else torch.arange(vocabulary)
     with torch.device("meta"):
         drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=ids)
+    quantize(drafter, config.quantize)  # refuses what cannot be, before anything is loaded
     trainable = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
 
     length = config.data.sequence_length
