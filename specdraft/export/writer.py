@@ -9,12 +9,12 @@ from safetensors.torch import save_file
 
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import find, load_drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
-from specdraft.export import dflash, draft_model, eagle1, eagle3, medusa
+from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout
 from specdraft.export.model_card import model_card
@@ -29,6 +29,7 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
     PEagle: eagle3.layout,
     Medusa: medusa.layout,
     DFlash: dflash.layout,
+    DSpark: dspark.layout,
     DraftModel: draft_model.layout,
 }
 

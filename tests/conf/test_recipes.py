@@ -23,7 +23,7 @@ from specdraft.training.planning.plan import make_plan
 from specdraft.training.preflight import prepare_run
 
 CONF = Path(__file__).parents[2] / "conf"
-MODELS = ("dflash", "draft", "eagle", "eagle3", "eagle3_1", "hydra", "medusa", "p_eagle")
+MODELS = ("dflash", "draft", "dspark", "eagle", "eagle3", "eagle3_1", "hydra", "medusa", "p_eagle")
 SEQUENCE_LENGTHS = {
     "gpt-oss-20b": 8192,
     "llama-70b": 4096,

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, save_drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
@@ -64,12 +64,12 @@ def make_checkpoint(target, save):
 
 @pytest.fixture
 def make_drafter(target):
-    """make_drafter("eagle3" | "eagle" | "p_eagle" | "medusa" | "dflash" | "draft_model", **options) -> random ones."""
+    """make_drafter("eagle3" | "eagle" | "p_eagle" | "medusa" | "dflash" | "dspark" | "draft_model", **options): random."""
     kinds: dict[str, Any] = {"eagle3": Eagle3, "eagle": Eagle, "p_eagle": PEagle, "medusa": Medusa}
-    kinds |= {"dflash": DFlash, "draft_model": DraftModel}
+    kinds |= {"dflash": DFlash, "dspark": DSpark, "draft_model": DraftModel}
 
     def make(family: str, **options: Any) -> Drafter:
-        vocabulary = VOCABULARY if family in ("eagle3", "p_eagle", "dflash") else None
+        vocabulary = VOCABULARY if family in ("eagle3", "p_eagle", "dflash", "dspark") else None
         return randomized(kinds[family].for_target(target, **{"draft_vocabulary": vocabulary} | options))
 
     return make

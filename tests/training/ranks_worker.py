@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdraft.data.datamodule import DataModule
 from specdraft.data.packing import PackedTensor
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
@@ -104,6 +104,9 @@ FAMILIES: dict[str, Callable[[Target], Drafter]] = {
     "dflash": lambda target: DFlash.for_target(target, torch.arange(VOCAB), num_layers=2, block_size=4),
     "dflash-weighed": lambda target: DFlash.for_target(
         target, torch.arange(0, VOCAB, 2), num_layers=1, block_size=4, projection="target", **WEIGHED
+    ),
+    "dspark": lambda target: DSpark.for_target(
+        target, torch.arange(0, VOCAB, 2), num_layers=1, block_size=3, markov_rank=4, divergence="ce_l1"
     ),
     "draft": draft,
     "lora": adapted,

@@ -23,7 +23,7 @@ def part(rows: Batch, first: int, last: int) -> Batch:
 
 
 @pytest.mark.parametrize(
-    "family", ["eagle3", "eagle3-weighed", "eagle1", "medusa", "medusa-weighed", "p_eagle", "dflash", "draft"]
+    "family", ["eagle3", "eagle3-weighed", "eagle1", "medusa", "medusa-weighed", "p_eagle", "dflash", "dspark", "draft"]
 )
 def test_uneven_parts_add_up_to_the_gradient_of_the_whole(family, target):
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ SGD |= {
     "p_eagle/zero3": "p_eagle/one",
     "dflash/zero3": "dflash/one",
     "dflash-weighed/zero2-accumulated": "dflash-weighed/one",
+    "dspark/zero3": "dspark/one",
 }
 CLIPPED = {
     f"eagle3/{case}-clipped": "eagle3/one-clipped" for case in ("accumulated", "ddp", "zero3", "zero2-accumulated")
