@@ -34,7 +34,8 @@ from specdraft.targets import Target
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "families.md"
-FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "p_eagle", "dflash", "dspark")
+FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "p_eagle", "dflash", "dspark", "domino")
+MEASURED = ("medusa", "hydra", "p_eagle", "dflash", "dspark", "domino")  # whose static tree is of measured accuracies
 TEMPERATURES = (0.0, 1.0)
 COLUMNS = ("family", "parameters", "draft", "T", "acceptance length", "cost ratio", "speedup", "identical")
 
@@ -82,7 +83,7 @@ def measure(name: str, run: Path, limit: int, num_draft_tokens: int, num_nodes: 
     target = Target.load(config["target"]["name"], dtype="float32")
     prompts = load_prompts("python-stdlib", limit)
     tree: Shape = DynamicTree(num_draft_tokens, 4, num_nodes)
-    if name in ("medusa", "hydra", "p_eagle", "dflash", "dspark"):  # whose static tree is made from measured accuracies
+    if name in MEASURED:
         tree = measured_tree(drafter, target, num_nodes=num_nodes, depth=num_draft_tokens, top_k=4)
     shapes: dict[str, Shape] = {"chain": StaticTree.chain(num_draft_tokens), "tree": tree}
     recorder = Recorder()

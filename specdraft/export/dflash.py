@@ -1,4 +1,4 @@
-"""The DFlash layout: that of the published block drafters, as vLLM's method ``dflash`` loads it. DSpark's is built on it.
+"""The DFlash layout: that of the published block drafters, as vLLM's method ``dflash`` loads it; DSpark's has more.
 
 H = hidden size of drafter and target, V = target vocabulary, Vd = draft vocabulary, n = auxiliary layers.
 

@@ -10,7 +10,7 @@ matrix products in all, as many as the plain loss needs; recomputing in backward
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -124,10 +124,10 @@ def distillation_loss(
     size: int | None = None,
 ) -> tuple[Tensor, list[StepResult]]:
     """Sum over steps of ``step.weight`` times the mean divergence of its positions (none: zero), each times its share;
-    differentiable in the steps' hidden states, those of their corrections, and in ``weight [Vd, H]``, or in one per head.
-    What is frozen costs no gradient. Products take their operands in autocast's dtype and are summed in fp32; ``size`` is the
-    positions of a window, by default what suits the device. See ``tests/losses/reference.py`` for the same in a few
-    lines."""
+    differentiable in the steps' hidden states, those of their corrections, and in ``weight [Vd, H]``, or in one per
+    head. What is frozen costs no gradient. Products take their operands in autocast's dtype and are summed in fp32;
+    ``size`` is the positions of a window, by default what suits the device. See ``tests/losses/reference.py`` for the
+    same in a few lines."""
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
     tensors = [*weights, *(hidden for step in steps for hidden, _ in step.terms)]
     if not torch.is_grad_enabled():  # a validation: autograd would ask for gradients all the same
@@ -188,16 +188,16 @@ class _ChunkedDistillation(torch.autograd.Function):
                     if grad_hidden is not None:
                         (grad_hidden[low:high],) = torch.autograd.grad(z, h, compared.grad)
                 else:
-                    given = [(hidden[low:high].to(operand), number) for hidden, number in step.terms]
-                    z = product(given[0][0], head)
-                    for h, number in given[1:]:
-                        z += product(h, operands[number])
+                    given = [hidden[low:high].to(operand) for hidden, _ in step.terms]
+                    added = [cast("Tensor", operands[number]) for _, number in step.terms]
+                    z = product(given[0], added[0])
+                    for h, weight in zip(given[1:], added[1:], strict=True):
+                        z += product(h, weight)
                     compared = compare.draft(z, target, places, keep=False)
-                    for (h, number), grad_hidden in zip(given, grad_terms, strict=True):
-                        grad_weight = grad_weights[number]
+                    for h, weight, (_, number), grad_hidden in zip(given, added, step.terms, grad_terms, strict=True):
                         if grad_hidden is not None:
-                            grad_hidden[low:high] = product(compared.grad, operands[number].T)
-                        if grad_weight is not None:
+                            grad_hidden[low:high] = product(compared.grad, weight.T)
+                        if (grad_weight := grad_weights[number]) is not None:
                             _add_product(grad_weight, compared.grad, step.shared(h, low, high), step.scale)
                 draft.append((compared.values, compared.alpha, compared.drafted))
         best, mass = (torch.cat(column) for column in zip(*targets, strict=True))

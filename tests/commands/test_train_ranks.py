@@ -17,10 +17,10 @@ from tests.commands import test_train as cli
 
 world, arguments = cli.world, cli.arguments
 pytestmark = pytest.mark.slow
-FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "p_eagle", "dflash", "dspark")
+FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "p_eagle", "dflash", "dspark", "domino")
 STRATEGIES = ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
 # EAGLE-3's modules, or DFlash's, called in another order: ZeRO-3 is where that matters.
-VARIANTS = ("eagle3_1", "p_eagle", "dspark")
+VARIANTS = ("eagle3_1", "p_eagle", "dspark", "domino")
 TWO_RANKS = ("trainer.accelerator=cpu", "trainer.devices=2", "evaluate=false", "export=null")
 # The default data, of which the check of parity takes as much: the target answers once for both.
 DATA = ("data.limit=160", "data.validation_limit=16")

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 
 from specdraft.drafters.base import Drafter, constructor_arguments
-from specdraft.drafters.dflash import DFlash, DSpark
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
@@ -50,6 +50,8 @@ def test_features_are_left_alone_unless_a_drafter_says_otherwise():
 
 
 def test_families_are_called_by_the_word_of_the_command_line():
-    named = {kind.family for kind in (Eagle, Eagle3, PEagle, Medusa, Hydra, DFlash, DSpark, DraftModel, PromptLookup)}
-    assert named == {"eagle", "eagle3", "p_eagle", "medusa", "hydra", "dflash", "dspark", "draft_model", "prompt_lookup"}
-    assert set(VLLM.families) == named - {"hydra", "prompt_lookup"}
+    kinds = (Eagle, Eagle3, PEagle, Medusa, Hydra, DFlash, DSpark, Domino, DraftModel, PromptLookup)
+    named = {"eagle", "eagle3", "p_eagle", "medusa", "hydra", "dflash", "dspark", "domino"}
+    named |= {"draft_model", "prompt_lookup"}
+    assert {kind.family for kind in kinds} == named
+    assert set(VLLM.families) == named - {"hydra", "domino", "prompt_lookup"}

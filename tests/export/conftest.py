@@ -64,7 +64,7 @@ def make_checkpoint(target, save):
 
 @pytest.fixture
 def make_drafter(target):
-    """make_drafter("eagle3" | "eagle" | "p_eagle" | "medusa" | "dflash" | "dspark" | "draft_model", **options): random."""
+    """make_drafter(family, **options) -> a random one, of a family that is exported."""
     kinds: dict[str, Any] = {"eagle3": Eagle3, "eagle": Eagle, "p_eagle": PEagle, "medusa": Medusa}
     kinds |= {"dflash": DFlash, "dspark": DSpark, "draft_model": DraftModel}
 

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from specdraft.drafters.dflash import Domino
 from specdraft.drafters.hydra import Hydra
 from specdraft.errors import UserError
 from specdraft.export import export
@@ -67,9 +68,10 @@ def test_what_is_served_is_written_and_the_rest_refused_by_name(exported, engine
 
 
 @pytest.mark.parametrize("engine", SERVED)
-def test_hydra_is_served_by_no_engine(target, save, engine):
-    with pytest.raises(UserError, match="a Hydra, which no serving engine loads"):
-        export(save(Hydra.for_target(target)), engine())
+@pytest.mark.parametrize("kind", [Hydra, Domino])
+def test_some_are_served_by_no_engine(target, save, engine, kind):
+    with pytest.raises(UserError, match=f"a {kind.__name__}, which no serving engine loads"):
+        export(save(kind.for_target(target)), engine())
 
 
 # --- Medusa -----------------------------------------------------------------------------------------------------------

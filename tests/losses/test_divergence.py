@@ -107,7 +107,7 @@ def test_cross_entropy_is_torchs():
 @pytest.mark.parametrize("name", ["cross_entropy", "ce_l1"])
 def test_some_divergences_want_labels(name):
     z, _, target = problem()
-    with pytest.raises(UserError, match="no true next tokens, .* choose forward_kl"):
+    with pytest.raises(UserError, match=r"no true next tokens, .* choose forward_kl"):
         divergence(name)(draft_of(z, target), target._replace(label=None))
 
 

@@ -102,7 +102,11 @@ class DFlash(DraftVocabulary, Drafter):
         or projection, no such smoothing, and a draft vocabulary larger than the vocabulary."""
         arguments = constructor_arguments(locals())
         super().__init__()
-        least = {"block_size": (block_size, 1 + self.first_slot), "num_layers": (num_layers, 1), "num_anchors": (num_anchors, 1)}
+        least = {
+            "block_size": (block_size, 1 + self.first_slot),
+            "num_layers": (num_layers, 1),
+            "num_anchors": (num_anchors, 1),
+        }
         for name, (given, smallest) in least.items():
             if given is not None and given < smallest:
                 raise UserError(f"model.drafter.{name} is {given}: expected at least {smallest}")
@@ -212,7 +216,9 @@ class DFlash(DraftVocabulary, Drafter):
             steps.append(Step(hidden[rows, step], at + 1 + step, decay.weight(step), total=total, shares=shares))
             slots.rows.append(rows)
         labels = alignment.tokens[1 : 1 + batch.input_ids.numel()]
-        return self._learn(slots, steps, Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels))
+        return self._learn(
+            slots, steps, Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels)
+        )
 
     def _learn(self, slots: Slots, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
         """The loss of all steps; ``slots`` is what a subclass may read beside them."""
@@ -247,10 +253,14 @@ class DFlash(DraftVocabulary, Drafter):
         hidden = self.read(tokens, Angles(cos[there], sin[there]), attentions)
         return hidden.unflatten(0, (-1, self.block_size))
 
+    def share_kept(self, tokens: int) -> float:
+        """Of the positions of a sequence of so many tokens, all supervised, that blocks begin at in training."""
+        return min(1.0, (self.num_anchors or tokens) / tokens)
+
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """The fusion and the context's keys once a position, the layers and the projection for every slot."""
         config, attention = self.layer_config, self.decoder_layers[0].self_attn
-        kept = min(1.0, (self.num_anchors or sequence_length) / sequence_length)
+        kept = self.share_kept(sequence_length)
         slots, projected = kept * self.block_size, kept * self.num_drafts
         keys = self.num_layers * (attention.k_proj.weight.numel() + attention.v_proj.weight.numel())
         layers = sum(matrix.numel() for matrix in self.blocks.parameters() if matrix.ndim == 2)
@@ -264,7 +274,7 @@ class DFlash(DraftVocabulary, Drafter):
     def activation_bytes(self, tokens: int, element: int) -> float:
         """The context and its keys once, and of every slot the layers' inputs."""
         config, hidden = self.layer_config, self.layer_config.hidden_size
-        kept = min(1.0, (self.num_anchors or tokens) / tokens)
+        kept = self.share_kept(tokens)
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
         per_slot = self.num_layers * (8 * hidden + 2 * attention + 4 * config.intermediate_size)
         context = (len(self.layers) + 3) * hidden + self.num_layers * 4 * config.num_key_value_heads * config.head_dim

@@ -32,9 +32,10 @@ class Drafter(Protocol):
     rotary: RotaryTable
     decoding_pass: Compilable
     num_layers: int
-    first_slot: int
     causal: bool
 
+    @property
+    def first_slot(self) -> int: ...
     @property
     def num_drafts(self) -> int: ...
     @property
@@ -79,7 +80,8 @@ class BlockDrafting(LevelDrafting):
 
     def first(self, texts: Texts) -> Tensor:
         """See ``LevelDrafting``."""
-        ids = self.drafter.masked(self.token[: len(texts.lengths)], self._num_drafts + self.drafter.first_slot)  # [B, S]
+        size = self._num_drafts + self.drafter.first_slot
+        ids = self.drafter.masked(self.token[: len(texts.lengths)], size)  # [B, S]
         slots = torch.arange(ids.shape[1], device=ids.device)
         positions, seen = (texts.lengths - 1)[:, None] + slots, None
         if not self.drafter.causal:
@@ -109,8 +111,8 @@ class BlockDrafting(LevelDrafting):
 def forward(
     drafter: Drafter, ids: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None, cache: StaticCache
 ) -> tuple[Tensor, Tensor]:
-    """A pass over blocks: ids ``[B, S]``, cos, sin ``[B * S, d]``, visible ``[B, S, keys]`` -> logits ``[B, K, Vd]`` and
-    hidden states ``[B, K, H]`` of the slots that draft."""
+    """A pass over blocks: ids ``[B, S]``, cos, sin ``[B * S, d]``, visible ``[B, S, keys]`` -> logits ``[B, K, Vd]``
+    and hidden states ``[B, K, H]`` of the slots that draft."""
     batch = len(ids)
     mask = None if visible is None else visible[:, None]
 

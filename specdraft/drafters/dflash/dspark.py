@@ -59,8 +59,8 @@ class DSpark(Sequential):
         self, markov_rank: int = 256, confidence_head: bool = True, confidence_weight: float = 1.0, **shared: Any
     ) -> None:
         """``markov_rank``: of the table of pairs. ``confidence_head``: whether there is one, whose loss counts
-        ``confidence_weight``. ``shared`` is what ``DFlash`` takes; ``block_size`` may be 1. Raises UserError as it does,
-        and for a rank below 1 or a negative weight."""
+        ``confidence_weight``. ``shared`` is what ``DFlash`` takes; ``block_size`` may be 1. Raises UserError as it
+        does, and for a rank below 1 or a negative weight."""
         arguments = constructor_arguments(locals())
         super().__init__(**shared)
         if markov_rank < 1:

@@ -36,8 +36,8 @@ class Sequential(DFlash):
 
     @abstractmethod
     def read_prefix(self, tokens: Tensor, state: Tensor | None = None) -> Tensor:
-        """The states ``[N, t, g]`` of N prefixes after each of their next ``tokens [N, t]``; ``state [N, g]`` is what they
-        were before, None where the first token is the anchor."""
+        """The states ``[N, t, g]`` of N prefixes after each of their next ``tokens [N, t]``; ``state [N, g]`` is what
+        they were before, None where the first token is the anchor."""
 
     @abstractmethod
     def correction(self, hidden: Tensor, state: Tensor) -> Tensor:
@@ -51,10 +51,16 @@ class Sequential(DFlash):
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """DFlash's, and the matrices of the correction once a slot that drafts; an embedding is looked up."""
-        kept = min(1.0, (self.num_anchors or sequence_length) / sequence_length)
         forward, backward = super().training_flops(sequence_length)
-        correcting = 2.0 * kept * self.num_drafts * sum(matrix.numel() for matrix in self.correcting_matrices())
+        matrices = sum(matrix.numel() for matrix in self.correcting_matrices())
+        correcting = 2.0 * self.share_kept(sequence_length) * self.num_drafts * matrices
         return forward + correcting, backward + 2 * correcting
+
+    def activation_bytes(self, tokens: int, element: int) -> float:
+        """DFlash's, and what the matrices of the correction read, and as much again between them."""
+        inputs = sum(matrix.shape[1] for matrix in self.correcting_matrices())
+        correcting = self.share_kept(tokens) * self.num_drafts * 2 * inputs * tokens * element
+        return super().activation_bytes(tokens, element) + correcting
 
     @abstractmethod
     def correcting_matrices(self) -> list[Tensor]:

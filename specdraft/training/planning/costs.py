@@ -49,8 +49,8 @@ def loss_traffic(drafter: nn.Module, tokens: int, sizes: tuple[int, int, int], e
     """Bytes that the loss of a batch reads and writes; ``sizes``: hidden, vocabulary, draft vocabulary. A test counts
     them on a CPU; on GPUs one kernel takes the place of most passes over a step's logits. Of each position the target's
     logits, and those of the draft vocabulary for the teacher and for each step; for each chunk the target's head, and
-    for each step of it the projection, with its gradient if it is trained. Projections of one width take turns; those of
-    several are summed."""
+    for each step of it the projection, with its gradient if it is trained. Projections of one width take turns; those
+    of several are summed."""
     hidden, vocabulary, draft_vocabulary = sizes
     heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
     widths = {head.in_features: head.weight.requires_grad for head in heads}

@@ -9,7 +9,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.alignment import align
-from specdraft.drafters.dflash import DSpark
+from specdraft.drafters.dflash import Domino, DSpark
 from specdraft.drafters.dflash.sequential import Sequential, SequentialDrafting
 from specdraft.targets import Features, Target
 from tests.chance import REJECTED, goodness_of_fit
@@ -19,7 +19,7 @@ from tests.drafters.dflash.conftest import build
 from tests.drafters.dflash.test_drafting import TREE, state_after
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 
-KINDS = {"dspark": {"kind": DSpark, "markov_rank": 6}}
+KINDS = {"dspark": {"kind": DSpark, "markov_rank": 6}, "domino": {"kind": Domino, "gru_size": 7, "rank": 6}}
 SHAPES = [StaticTree.chain(4), TREE, DynamicTree(4, 3, 12)]
 
 
@@ -77,7 +77,7 @@ def test_a_draft_costs_one_pass_and_each_node_follows_its_own_path(options, targ
     paths = [[[]]]  # of every level's nodes, the tokens
     for level, logits in levels[1:]:
         above = [paths[-1][parent] for parent in level.parents[0].tolist()]
-        paths.append([path + [token] for path, token in zip(above, level.tokens[0].tolist(), strict=True)])
+        paths.append([[*path, token] for path, token in zip(above, level.tokens[0].tolist(), strict=True)])
         for path, found in zip(paths[-1], logits[0], strict=True):
             torch.testing.assert_close(state.along(path)[-1], found, rtol=1e-9, atol=1e-9)
     widest = max((logits[0] for _, logits in levels[1:]), key=len)
@@ -96,7 +96,7 @@ def test_greedy_decoding_says_what_the_target_says(options, target, shape):
 def test_sampled_drafts_tell_their_conditional_distribution(options, target, packed):
     drafter = build(target, **options)
     state, sampling = state_after(drafter, packed), Sampling(0.8, top_k=9)
-    tree = state.draft(StaticTree.chain(4, sampled=True), sampling, seed=3)
+    tree = state.draft(StaticTree.chain(4), sampling, seed=3)
     logits = torch.cat([state.read[0][1], *(logits[:, 0] for _, logits in state.read[1:])])
     expected = drafter.vocabulary.scatter_to_target(sampling.probabilities(logits))
     torch.testing.assert_close(tree.q[0], expected)
@@ -105,7 +105,7 @@ def test_sampled_drafts_tell_their_conditional_distribution(options, target, pac
     assert (tree.q[0] - marginal).abs().sum(-1).min() > 0.01
 
 
-# --- what is emitted is distributed as the target's own samples ---------------------------------------------------------
+# --- what is emitted is distributed as the target's own samples -------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ class Marginal(SequentialDrafting):
         return replace(trees, q=self.vocabulary.scatter_to_target(sampling.probabilities(self._logits)))
 
 
-@pytest.mark.parametrize("shape", [StaticTree.chain(2, sampled=True), StaticTree(((0,), (1,), (0, 0), (1, 0)), True)])
+@pytest.mark.parametrize("shape", [StaticTree.chain(2), StaticTree(((0,), (1,), (0, 0), (1, 0)))])
 def test_two_tokens_are_distributed_as_the_targets_own(options, small, shape):
     sampling = Sampling(1.0)
     found = two_tokens(small, sure(small, options), sampling, shape=shape, count=600)
@@ -139,7 +139,7 @@ def test_two_tokens_are_distributed_as_the_targets_own(options, small, shape):
 def test_with_the_marginal_distribution_they_would_not_be(options, small, monkeypatch):
     drafter, sampling = sure(small, options), Sampling(1.0)
     monkeypatch.setattr(type(drafter), "drafting", lambda self, rows, capacity: Marginal(self, rows, capacity))
-    found = two_tokens(small, drafter, sampling, shape=StaticTree.chain(2, sampled=True))
+    found = two_tokens(small, drafter, sampling, shape=StaticTree.chain(2), count=600)
     assert goodness_of_fit(found, exact_two_tokens(small, sampling)) < REJECTED
 
 
@@ -152,6 +152,7 @@ def test_corrections_cost_what_is_counted(options):
     one = Target.from_model(tiny_llama(97, 128, num_hidden_layers=4))
     batch = whole(torch.randint(0, 97, (96,), generator=torch.Generator().manual_seed(0)).tolist())
     drafter = options["kind"].for_target(one, **{"num_layers": 2} | {k: v for k, v in options.items() if k != "kind"})
+    drafter.progress = 0.5
     features = one.features(batch.input_ids, batch.position_ids, drafter.layers)
     with FlopCounterMode(display=False) as counter:
         drafter.train().training_loss(batch, features, one).loss.backward()
