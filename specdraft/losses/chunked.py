@@ -192,7 +192,7 @@ class _ChunkedDistillation(torch.autograd.Function):
                     added = [cast("Tensor", operands[number]) for _, number in step.terms]
                     z = product(given[0], added[0])
                     for h, weight in zip(given[1:], added[1:], strict=True):
-                        z += product(h, weight)
+                        z.addmm_(h, weight.T)  # no second tensor of the size of the logits
                     compared = compare.draft(z, target, places, keep=False)
                     for h, weight, (_, number), grad_hidden in zip(given, added, step.terms, grad_terms, strict=True):
                         if grad_hidden is not None:
