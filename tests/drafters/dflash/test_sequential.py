@@ -9,7 +9,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.alignment import align
-from specdraft.drafters.dflash import Domino, DSpark
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.dflash.sequential import Sequential, SequentialDrafting
 from specdraft.targets import Features, Target
 from tests.chance import REJECTED, goodness_of_fit
@@ -158,3 +158,5 @@ def test_corrections_cost_what_is_counted(options):
         drafter.train().training_loss(batch, features, one).loss.backward()
     counted = counter.get_total_flops() / 96 - 2.0 * one.head.weight.numel()
     assert sum(drafter.training_flops(96)) == pytest.approx(counted, rel=0.25)
+    plain = DFlash.for_target(one, num_layers=2, block_size=8)
+    assert plain.activation_bytes(96, 4) < drafter.activation_bytes(96, 4) < 1.5 * plain.activation_bytes(96, 4)
