@@ -14,7 +14,7 @@ V / Vd = target / draft vocabulary.
 What a slot says may be corrected by what was drafted before it: ``sequential.py``.
 
 In training blocks begin at a random share of the positions (section 3.3), each where ``alignment.py`` says a draft may:
-the anchor of position r is token r+1, and slot 1+s is what the other families call step s."""
+the anchor of position r is token r+1, and the s-th slot that drafts is what the other families call step s."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -47,8 +47,8 @@ from specdraft.targets.batch import Batch
 
 
 class Slots(NamedTuple):
-    """The slots of A blocks that draft K tokens. hidden: ``[A, K, H]`` normed. before: ``[A, K]`` the token that the
-    text has before the one that a slot drafts. rows: per step which of the blocks learn from it, ``[n]``."""
+    """The slots of A blocks that draft K tokens. hidden: ``[A, K, H]`` normed. before: ``[A, K]`` the text's token
+    before the one that each slot drafts. rows: per step which of the blocks learn from it, ``[n]``."""
 
     hidden: Tensor
     before: Tensor
