@@ -34,8 +34,10 @@ from specdraft.targets import Target
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "families.md"
-FAMILIES = ("draft", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "mtp", "p_eagle", "dflash", "pard")
+FAMILIES = "draft pard medusa hydra eagle eagle3 eagle3_1 mtp p_eagle dflash dspark domino".split()
 MODELS = {"pard": ("model=draft", "model.drafter.parallel=true")}  # the others are named as their models are
+# Whose static tree is made from measured accuracies.
+MEASURED = ("pard", "medusa", "hydra", "p_eagle", "dflash", "dspark", "domino")
 TEMPERATURES = (0.0, 1.0)
 COLUMNS = ("family", "parameters", "draft", "T", "acceptance length", "cost ratio", "speedup", "identical")
 
@@ -88,7 +90,7 @@ def measure(name: str, run: Path, limit: int, num_draft_tokens: int, num_nodes: 
     target = Target.load(config["target"]["name"], dtype="float32")
     prompts = load_prompts("python-stdlib", limit)
     tree: Shape = DynamicTree(num_draft_tokens, 4, num_nodes)
-    if name in ("medusa", "hydra", "p_eagle", "dflash", "pard"):  # whose static tree is made from measured accuracies
+    if name in MEASURED:
         tree = measured_tree(drafter, target, num_nodes=num_nodes, depth=num_draft_tokens, top_k=4)
     shapes: dict[str, Shape] = {"chain": StaticTree.chain(num_draft_tokens), "tree": tree}
     recorder = Recorder()

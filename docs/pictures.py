@@ -248,6 +248,54 @@ def p_eagle() -> Picture:
     return p
 
 
+def dspark() -> Picture:
+    """A block whose slots follow one another."""
+    p = Picture(720, 300, "DSpark: DFlash's block, whose anchor drafts too, and a table that reads drafted tokens")
+    _target(p, 40, 200, ("layer 2", "layer L/2", "layer L-3", "LM head"))
+    p.box(250, 146, 130, 44, "fc, norm\ncontext before t", "trained")
+    for number in range(3):
+        p.arrow((192, 214 - 34 * number), (246, 168))
+    p.box(420, 136, 280, 54, "decoder layers: every slot sees\nthe context and the whole block", "trained")
+    p.arrow((382, 168), (416, 168))
+    for number, label in enumerate(("token t", "mask", "mask", "mask")):
+        x = 420 + 72 * number
+        p.box(x, 220, 64, 28, label, "token")
+        p.arrow((x + 32, 218), (x + 32, 193))
+        p.arrow((x + 32, 134), (x + 32, 110))
+        p.box(x, 78, 64, 30, "+ W2 W1", "trained")
+        p.arrow((x + 32, 76), (x + 32, 60))
+        p.text(x + 32, 50, f"t+{number + 1}", "middle")
+        if number:
+            p.arrow((x - 30, 56), (x + 4, 76))
+    p.text(420, 276, "one pass for the block; then each slot reads the token before it", size=12)
+    return p
+
+
+def domino() -> Picture:
+    """A block whose slots follow a recurrent state."""
+    p = Picture(720, 300, "Domino: DFlash's block, and a GRU that reads all drafted tokens")
+    _target(p, 40, 200, ("layer 2", "layer L/2", "layer L-3", "LM head"))
+    p.box(250, 146, 130, 44, "fc, norm\ncontext before t", "trained")
+    for number in range(3):
+        p.arrow((192, 214 - 34 * number), (246, 168))
+    p.box(420, 136, 280, 54, "decoder layers: every slot sees\nthe context and the whole block", "trained")
+    p.arrow((382, 168), (416, 168))
+    for number, label in enumerate(("token t", "mask", "mask", "mask")):
+        x = 420 + 72 * number
+        p.box(x, 220, 64, 28, label, "token")
+        p.arrow((x + 32, 218), (x + 32, 193))
+        if number:
+            p.arrow((x + 32, 134), (x + 32, 110))
+            p.box(x, 78, 64, 30, "+ P SiLU", "trained")
+            p.arrow((x + 32, 76), (x + 32, 60))
+            p.text(x + 32, 50, f"t+{number}", "middle")
+    p.box(250, 78, 130, 30, "GRU", "trained")
+    p.arrow((382, 93), (488, 93))
+    p.text(315, 66, "token t, t+1, t+2", "middle")
+    p.text(420, 276, "one pass for the block; then each slot reads all tokens before it", size=12)
+    return p
+
+
 def pard() -> Picture:
     """A small language model over masks."""
     p = Picture(720, 250, "PARD: a draft model that reads masks in the place of what is drafted")
@@ -276,6 +324,8 @@ PICTURES = {
     "mtp": mtp,
     "dflash": dflash,
     "pard": pard,
+    "dspark": dspark,
+    "domino": domino,
     "architecture": architecture,
 }
 

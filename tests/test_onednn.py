@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from specdraft.decoding.decoder import Decoder
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.medusa import Medusa
@@ -168,7 +168,7 @@ def test_a_packed_target_is_the_same_target(tied):
     assert torch.equal(ours.head.weight, reference.head.weight)
 
 
-@pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa, DFlash, DraftModel, Pard])
+@pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa, DFlash, DSpark, Domino, DraftModel, Pard])
 def test_drafters_are_made_for_a_packed_target_trained_beside_it_and_decode_packed(kind):
     plainly, ours = target(context=128), target(context=128)
     ours.pack()

@@ -26,7 +26,7 @@ def check_files(loaded: LoadedDrafter, serving: Serving) -> dict[str, Finding]:
     findings["context length"] = _context_length(loaded, serving)
     if isinstance(loaded.drafter, EagleHead):
         findings["rope"] = _rope(loaded)
-    if isinstance(loaded.drafter, DFlash):
+    if type(loaded.drafter) is DFlash:  # what is built on it, vLLM does not serve on a CPU
         findings["key norms"] = _key_norms(loaded.drafter)
     if isinstance(head := loaded.drafter, Eagle3):
         findings |= {"layer numbering": _layer_numbering(loaded), "d2t": _d2t(head, loaded)}

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specdraft.drafters.base import TrainingLoss
 from specdraft.errors import UserError
-from specdraft.losses.chunked import Head, Step, Teacher, distillation_loss
+from specdraft.losses.chunked import Head, Step, StepResult, Teacher, distillation_loss
 from specdraft.losses.divergence import Divergence
 
 T = TypeVar("T")
@@ -55,11 +55,16 @@ def call_with_weights(heads: Sequence[DraftHead], use: Callable[[list[Tensor]], 
 def objective(
     weights: Tensor | Sequence[Head], teacher: Teacher, steps: Sequence[Step], divergence: Divergence
 ) -> TrainingLoss:
-    """The loss of a draft's steps, at least one, each looking one position further than the one before.
-    Metrics per step i: loss_sum, alpha_sum (expected acceptances of a sampled token), match_sum (the draft's best token
-    is the target's, at every step so far), each over ``total`` positions. Of the first step also
-    out_of_vocabulary_mass: the probability that the target gives to tokens which cannot be drafted."""
+    """The loss of a draft's steps, at least one, each looking one position further than the one before, and their
+    ``step_metrics``."""
     loss, results = distillation_loss(weights, teacher, steps, divergence)
+    return TrainingLoss(loss, step_metrics(steps, results))
+
+
+def step_metrics(steps: Sequence[Step], results: Sequence[StepResult]) -> dict[str, Tensor]:
+    """Per step i: loss_sum, alpha_sum (expected acceptances of a sampled token), match_sum (the draft's best token is
+    the target's, at every step so far), each over ``total`` positions. Of the first step also out_of_vocabulary_mass:
+    the probability that the target gives to tokens which cannot be drafted."""
     metrics: dict[str, Tensor] = {}
     matched = results[0].matched
     for index, (step, result) in enumerate(zip(steps, results, strict=True)):
@@ -73,4 +78,4 @@ def objective(
     total = metrics["step_0/total"]
     metrics["out_of_vocabulary_mass_sum"] = total - results[0].mass_sum
     metrics["out_of_vocabulary_mass_total"] = total
-    return TrainingLoss(loss, metrics)
+    return metrics

@@ -1,4 +1,4 @@
-"""The DFlash layout: that of the published block drafters, as vLLM's method ``dflash`` loads it.
+"""The DFlash layout: that of the published block drafters, as vLLM's method ``dflash`` loads it; DSpark's has more.
 
 H = hidden size of drafter and target, V = target vocabulary, Vd = draft vocabulary, n = auxiliary layers.
 
@@ -11,6 +11,8 @@ H = hidden size of drafter and target, V = target vocabulary, Vd = draft vocabul
 
 from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from specdraft.drafters.base import Drafter
 from specdraft.errors import UserError
@@ -31,32 +33,53 @@ ARCHITECTURE, MODEL_TYPE = "DFlashDraftModel", "qwen3"
 
 def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
     """The files of a ``DFlash``. ``target``: what the checkpoint says of it. Raises UserError for unsound weights."""
-    arguments = drafter.config()
-    config = _config(arguments, target, dtype)
+    config = block_config(ARCHITECTURE, drafter.config(), target, dtype)
+    tensors = block_tensors(drafter, dtype)
+    check_block("a DFlash drafter", config, tensors, target, {})
+    return Layout("dflash", config, tensors, dtype, **described(config, config["block_size"] - 1))
+
+
+def block_tensors(drafter: Drafter, dtype: str) -> dict[str, Tensor]:
+    """The drafter's tensors by vLLM's names; of a whole vocabulary without the tables of a pruned one."""
+    state = {name.replace("blocks.", "layers.", 1): tensor for name, tensor in drafter.state_dict().items()}
+    whole = len(state["d2t"]) == len(state["t2d"])
+    return cast({name: tensor for name, tensor in state.items() if not (whole and name in ("d2t", "t2d"))}, dtype)
+
+
+def check_block(
+    kind: str,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    target: Mapping[str, Any],
+    further: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Raises UserError for unsound weights; ``further``: shapes beside those of DFlash."""
     check_layers(config[LAYERS], target.get("num_hidden_layers"))
     check_config(config, SIZES)
-    state = {name.replace("blocks.", "layers.", 1): tensor for name, tensor in drafter.state_dict().items()}
-    whole = config["draft_vocab_size"] == config["vocab_size"]
-    for name in ("d2t", "t2d") if whole else ():
-        del state[name]
-    tensors = cast(state, dtype)
-    check_tensors("a DFlash drafter", tensors, _shapes(config), dtype, vocabulary_dtypes(config))
+    check_tensors(kind, tensors, _shapes(config) | dict(further), config["torch_dtype"], vocabulary_dtypes(config))
     check_vocabulary(tensors)
+
+
+def described(config: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """What a ``Layout`` says beside its files: facts of the card and the longest draft."""
     facts = {
         "auxiliary layers": f"{config[LAYERS]} (hidden states after so many layers)",
         "draft vocabulary": f"{config['draft_vocab_size']} of {config['vocab_size']} tokens",
-        "block": f"{config['block_size']} slots, so at most {config['block_size'] - 1} drafted tokens, trained so",
+        "block": f"{config['block_size']} slots, so at most {longest} drafted tokens, trained so",
     }
-    return Layout("dflash", config, tensors, dtype, facts=facts, longest_draft=config["block_size"] - 1)
+    return {"facts": facts, "longest_draft": longest}
 
 
-def _config(drafter: Mapping[str, Any], target: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def block_config(
+    architecture: str, drafter: Mapping[str, Any], target: Mapping[str, Any], dtype: str
+) -> dict[str, Any]:
+    """``config.json`` of a drafter with these constructor's arguments. Raises UserError for a mask that is no token."""
     layers = [int(layer) for layer in drafter["layers"]]
     mask, causal = int(drafter["mask_token"]), bool(drafter["causal"])
     if not 0 <= mask < int(drafter["vocab_size"]):
         raise UserError(f"the drafter's mask_token is {mask}: expected a token of the target; restore the checkpoint")
     return {
-        **head_config((ARCHITECTURE, MODEL_TYPE), SIZES, drafter, target, dtype),
+        **head_config((architecture, MODEL_TYPE), SIZES, drafter, target, dtype),
         "num_hidden_layers": int(drafter["num_layers"]),
         "block_size": int(drafter["block_size"]),
         LAYERS: layers,

@@ -1,6 +1,6 @@
 """What an exported drafter consists of, and the checks that every family of drafters shares.
 
-A family is a kind of drafter that engines tell apart: eagle3, eagle, p_eagle, mtp, medusa, dflash, draft_model,
+A family is a kind of drafter that engines tell apart: eagle3, eagle, p_eagle, mtp, medusa, dflash, dspark, draft_model,
 pard. Modules here make the ``Layout`` of each. Engines hardly check what they load: a wrong file stays lossless and
 accepts nothing. So everything that could go wrong silently is validated before it is written.
 """
@@ -22,6 +22,7 @@ TITLES = {
     "mtp": "MTP layer",
     "medusa": "Medusa heads",
     "dflash": "DFlash drafter",
+    "dspark": "DSpark drafter",
     "draft_model": "draft model",
     "pard": "PARD draft model",
 }

@@ -1,4 +1,5 @@
-"""vLLM serves every family, each as a chain of drafts (parity is tested against vLLM 0.32)."""
+"""vLLM serves every family, each as a chain of drafts (parity is tested against vLLM 0.32; of DSpark, which it drafts
+with on GPUs alone, names and shapes are)."""
 
 import json
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ class VLLM(Engine):
         layout = super().accept(layout, target, directory)
         architecture = target.get("architecture")
         if (
-            layout.family in ("eagle3", "p_eagle", "dflash")
+            layout.family in ("eagle3", "p_eagle", "dflash", "dspark")
             and str(architecture).removesuffix("ForCausalLM") in _WITHOUT_EAGLE3
         ):
             raise UserError(

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import find, load_drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.errors import UserError
-from specdraft.export import dflash, draft_model, eagle1, eagle3, medusa, mtp
+from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa, mtp
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout, cast
 from specdraft.export.model_card import model_card
@@ -34,6 +34,7 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
     MTP: mtp.layout,
     Medusa: medusa.layout,
     DFlash: dflash.layout,
+    DSpark: dspark.layout,
     DraftModel: draft_model.layout,
     Pard: draft_model.layout,
 }

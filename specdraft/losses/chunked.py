@@ -10,7 +10,7 @@ matrix products in all, as many as the plain loss needs; recomputing in backward
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -45,12 +45,21 @@ class Teacher:
         return index.where(self.draft_ids[index] == label, -1)
 
 
+class Correction(NamedTuple):
+    """Logits that are added to a step's: the inputs ``hidden [n, r]`` of a second projection, and which ``head`` it is,
+    a weight ``[Vd, r]``."""
+
+    hidden: Tensor
+    head: int
+
+
 @dataclass
 class Step:
     """One drafting step: the inputs ``hidden [n, H]`` of the projection, the ascending ``positions [n]`` whose
     distribution they are to match, the ``weight`` of the step's mean in the loss, and which ``head`` projects it.
     ``total`` is what the sum over positions is divided by to make that mean, where they are part of a larger batch;
-    None is their own number. ``shares [n]`` is what each counts in that sum, without a gradient; None is one each."""
+    None is their own number. ``shares [n]`` is what each counts in that sum, without a gradient; None is one each.
+    ``correction``: what else the logits are the sum of; a step of a ``FrozenHead`` has none."""
 
     hidden: Tensor
     positions: Tensor
@@ -58,6 +67,12 @@ class Step:
     head: int = 0
     total: float | None = None
     shares: Tensor | None = None
+    correction: Correction | None = None
+
+    @property
+    def terms(self) -> list[tuple[Tensor, int]]:
+        """What is projected, and by which head; the logits are the sum of all."""
+        return [(self.hidden, self.head), *([] if self.correction is None else [self.correction])]
 
     @property
     def scale(self) -> float:
@@ -109,12 +124,12 @@ def distillation_loss(
     size: int | None = None,
 ) -> tuple[Tensor, list[StepResult]]:
     """Sum over steps of ``step.weight`` times the mean divergence of its positions (none: zero), each times its share;
-    differentiable in the steps' hidden states and in ``weight [Vd, H]``, or in one of that shape per head. What is
-    frozen costs no gradient. Products take their operands in autocast's dtype and are summed in fp32; ``size`` is the
-    positions of a window, by default what suits the device. See ``tests/losses/reference.py`` for the same in a few
-    lines."""
+    differentiable in the steps' hidden states, those of their corrections, and in ``weight [Vd, H]``, or in one per
+    head. What is frozen costs no gradient. Products take their operands in autocast's dtype and are summed in fp32;
+    ``size`` is the positions of a window, by default what suits the device. See ``tests/losses/reference.py`` for the
+    same in a few lines."""
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
-    tensors = [*weights, *(step.hidden for step in steps)]
+    tensors = [*weights, *(hidden for step in steps for hidden, _ in step.terms)]
     if not torch.is_grad_enabled():  # a validation: autograd would ask for gradients all the same
         tensors = [tensor.detach() if isinstance(tensor, Tensor) else tensor for tensor in tensors]
     results: list[StepResult] = []
@@ -135,18 +150,17 @@ class _ChunkedDistillation(torch.autograd.Function):
         size: int | None,
         *tensors: Any,
     ) -> Tensor:
-        heads: Sequence[Head] = tensors[: -len(steps)]
-        learns = ctx.needs_input_grad[5:]
+        heads: Sequence[Head] = tensors[: -sum(len(step.terms) for step in steps)]
+        learns = iter(ctx.needs_input_grad[5:])
         vocabulary = len(heads[0]) if isinstance(heads[0], Tensor) else heads[0].size
         device, operand = steps[0].hidden.device, _operand_dtype(steps[0].hidden)
         zero = torch.zeros((), dtype=torch.promote_types(operand, torch.float32), device=device)
         grad_weights = [  # a frozen head spares a third of the arithmetic
             torch.zeros_like(head, dtype=zero.dtype) if isinstance(head, Tensor) and learned else None
-            for head, learned in zip(heads, learns, strict=False)
+            for head, learned in [(head, next(learns)) for head in heads]
         ]
-        grad_hiddens = [
-            torch.empty_like(step.hidden) if learned else None
-            for step, learned in zip(steps, learns[len(heads) :], strict=True)
+        grad_hiddens = [  # of every step's terms
+            [torch.empty_like(hidden) if next(learns) else None for hidden, _ in step.terms] for step in steps
         ]
         operands = [head.to(operand) if isinstance(head, Tensor) else head for head in heads]
         windows = Windows(
@@ -161,12 +175,12 @@ class _ChunkedDistillation(torch.autograd.Function):
                 teacher.logits(teacher.last[positions]), teacher.draft_ids, teacher.label(positions)
             )
             targets.append((target.best, target.mass))
-            for step, part, draft, grad_hidden in zip(steps, parts, drafts, grad_hiddens, strict=True):
+            for step, part, draft, grad_terms in zip(steps, parts, drafts, grad_hiddens, strict=True):
                 if part is None:
                     continue
                 low, high, places = part
-                h, head, grad_weight = step.hidden[low:high], operands[step.head], grad_weights[step.head]
-                if isinstance(head, FrozenHead):
+                if isinstance(head := operands[step.head], FrozenHead):
+                    (grad_hidden,), h = grad_terms, step.hidden[low:high]
                     with torch.enable_grad():
                         h.requires_grad_(grad_hidden is not None)
                         z = head.logits(h)
@@ -174,12 +188,17 @@ class _ChunkedDistillation(torch.autograd.Function):
                     if grad_hidden is not None:
                         (grad_hidden[low:high],) = torch.autograd.grad(z, h, compared.grad)
                 else:
-                    h = h.to(operand)
-                    compared = compare.draft(product(h, head), target, places, keep=False)
-                    if grad_hidden is not None:
-                        grad_hidden[low:high] = product(compared.grad, head.T)
-                    if grad_weight is not None:
-                        _add_product(grad_weight, compared.grad, step.shared(h, low, high), step.scale)
+                    given = [hidden[low:high].to(operand) for hidden, _ in step.terms]
+                    added = [cast("Tensor", operands[number]) for _, number in step.terms]
+                    z = product(given[0], added[0])
+                    for h, weight in zip(given[1:], added[1:], strict=True):
+                        z.addmm_(h, weight.T)  # no second tensor of the size of the logits
+                    compared = compare.draft(z, target, places, keep=False)
+                    for h, weight, (_, number), grad_hidden in zip(given, added, step.terms, grad_terms, strict=True):
+                        if grad_hidden is not None:
+                            grad_hidden[low:high] = product(compared.grad, weight.T)
+                        if (grad_weight := grad_weights[number]) is not None:
+                            _add_product(grad_weight, compared.grad, step.shared(h, low, high), step.scale)
                 draft.append((compared.values, compared.alpha, compared.drafted))
         best, mass = (torch.cat(column) for column in zip(*targets, strict=True))
         means = []
@@ -194,7 +213,8 @@ class _ChunkedDistillation(torch.autograd.Function):
         ]
         shared = [
             None if gradient is None else step.shared(gradient).mul_(step.scale)
-            for step, gradient in zip(steps, grad_hiddens, strict=True)
+            for step, gradients in zip(steps, grad_hiddens, strict=True)
+            for gradient in gradients
         ]
         ctx.save_for_backward(*rounded, *shared)
         return torch.stack(means).sum()

@@ -11,6 +11,7 @@ gradient while the logits of a chunk are in memory; the same in plain formulas i
 | ``total_variation`` | 1 - alpha | the rejection rate itself; its gradient vanishes far from p |
 | ``lk_hybrid`` | lambda KL(p, q) + (1 - lambda) (1 - alpha) | KL early, total variation late (LK, 2602.23881) |
 | ``cross_entropy`` | -log q(label) | against the true next token instead of the target's distribution |
+| ``ce_l1`` | s -log q(label) + (1 - s) sum abs(p - q) | the text and the acceptance at once (DSpark, 2607.05147) |
 
 With a pruned vocabulary the first three compare q with p renormalized over it. The expected acceptance alpha = sum
 min(p, q) and the total variation are against the true p: tokens outside the draft vocabulary are lost."""
@@ -136,8 +137,33 @@ def cross_entropy(draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
 def wants_labels(label: Tensor | None) -> Tensor:
     """The labels. Raises UserError where there are none."""
     if label is None:
-        raise UserError("this drafter has no true next tokens for the divergence cross_entropy: choose forward_kl")
+        wrong = "this drafter has no true next tokens, which the divergences cross_entropy and ce_l1 learn from"
+        raise UserError(f"{wrong}: expected another divergence; choose forward_kl")
     return label
+
+
+@dataclass(frozen=True)
+class CeL1:
+    """``share`` of the cross entropy with the true next token, and the rest of the L1 distance of p and q over the full
+    vocabulary, which is twice the total variation. The paper takes 0.1."""
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.share, int | float) and 0 <= self.share <= 1):
+            raise UserError(f"the divergence ce_l1's share is {self.share}: expected a number from 0 to 1")
+
+    def __call__(self, draft: Draft, target: Distribution) -> tuple[Tensor, Tensor]:
+        """The gradient is the sum of both, so weighed; a label outside the draft vocabulary adds nothing. Raises
+        UserError where the drafter gives no labels."""
+        given = wants_labels(target.label)
+        known, label = given >= 0, given.clamp(min=0)[:, None]
+        entropy = (draft.log_normalizer - draft.z.gather(-1, label)[:, 0]).where(known, 0)
+        values = self.share * entropy + 2 * (1 - self.share) * (1 - draft.alpha)
+        share = known.to(draft.q.dtype).mul_(self.share)  # [c]
+        slope = _acceptance_slope(draft).mul_(2 * (1 - self.share)).add_(share[:, None])
+        grad_z = torch.mul(draft.q, slope, out=draft.z)
+        return values, grad_z.scatter_add_(-1, label, -share[:, None])
 
 
 def divergence(spec: str | Mapping[str, Any]) -> Divergence:
@@ -155,13 +181,14 @@ def divergence(spec: str | Mapping[str, Any]) -> Divergence:
     return found(**options) if isinstance(found, type) else found
 
 
-DIVERGENCES: dict[str, Divergence | type[Jsd] | type[LkHybrid]] = {
+DIVERGENCES: dict[str, Divergence | type[Jsd] | type[LkHybrid] | type[CeL1]] = {
     "forward_kl": forward_kl,
     "reverse_kl": reverse_kl,
     "jsd": Jsd,
     "total_variation": total_variation,
     "lk_hybrid": LkHybrid,
     "cross_entropy": cross_entropy,
+    "ce_l1": CeL1,
 }
 
 

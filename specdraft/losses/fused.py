@@ -46,7 +46,7 @@ class Fused:
 
     def target(self, logits: Tensor, draft_ids: Tensor | None, label: Tensor | None) -> Logits:
         """See ``Comparison``."""
-        if self.kind == "cross_entropy":
+        if self.kind in ("cross_entropy", "ce_l1"):
             wants_labels(label)
         log_normalizer, p_log_p, best = _statistics(logits)
         mass, label = torch.ones_like(log_normalizer), best if label is None else label
@@ -165,7 +165,7 @@ def _compare(
         at = start + lane
         there, log_q, q, log_p, p = _tokens(z, logits, at, size, normalizer, target_normalizer)
         overlaps += tl.minimum(inside * p, q, propagate_nan=tl.PropagateNan.ALL)
-        if kind == "total_variation" or kind == "lk_hybrid":
+        if kind == "total_variation" or kind == "lk_hybrid" or kind == "ce_l1":
             smaller += tl.where(q <= inside * p, q, 0.0)
         if kind == "forward_kl" or kind == "lk_hybrid":
             forward += p * log_q
@@ -175,7 +175,7 @@ def _compare(
             log_m = tl.log(tl.maximum(q + option * (p - q), _TINY))
             forward += p * log_m
             reverse += q * (log_q - log_m)
-        elif kind == "cross_entropy":
+        elif kind == "cross_entropy" or kind == "ce_l1":
             forward += tl.where(there & (at == known), log_q, 0.0)
     accepted, below = tl.sum(overlaps, 0), tl.sum(smaller, 0)
     ahead, back = tl.sum(forward, 0), tl.sum(reverse, 0)
@@ -190,6 +190,8 @@ def _compare(
         value = 1 - accepted
     elif kind == "lk_hybrid":
         value = (1 - share) * (1 - accepted) + share * (entropy - ahead)
+    elif kind == "ce_l1":
+        value = 2 * (1 - option) * (1 - accepted) - option * ahead
     else:
         value = -ahead
     tl.store(values + row, value)
@@ -212,4 +214,6 @@ def _compare(
             gradient = share * (q - p) + (1 - share) * q * slope
         else:
             gradient = tl.where(known >= 0, q - tl.where(at == known, 1.0, 0.0), 0.0)
+            if kind == "ce_l1":
+                gradient = option * gradient + 2 * (1 - option) * q * slope
         tl.store(grad + at, gradient.to(grad.dtype.element_ty), mask=there)

@@ -20,8 +20,8 @@ _FAMILIES = "tests/export/test_families.py asks every engine for every family"
 _MODEL = "tests/evaluation/speedup/test_model.py: advice and step times are read with the model"
 # Modules without a test file of their own, and why.
 UNTESTED = {
-    **dict.fromkeys(("dflash", "draft_model", "eagle1", "medusa", "model_card", "engine", "layout"), _FAMILIES),
-    **dict.fromkeys(("tensorrt_llm", "transformers", "vllm"), _FAMILIES),
+    **dict.fromkeys(("dflash", "dspark", "draft_model", "eagle1", "medusa"), _FAMILIES),
+    **dict.fromkeys(("model_card", "engine", "layout", "tensorrt_llm", "transformers", "vllm"), _FAMILIES),
 }
 UNTESTED = {f"specdraft.export.{name}": reason for name, reason in UNTESTED.items()} | {
     "specdraft.commands.export": "tests/export/test_export_command.py: beside the checkpoints that it exports",

@@ -9,7 +9,7 @@ import torch
 from specdraft.decoding import compilation
 from specdraft.decoding.compilation import Compilable, compiling, is_active, wanted
 from specdraft.decoding.decoder import Decoder
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.pard import Pard
@@ -25,6 +25,8 @@ DRAFTERS = {
     "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, None, layers=(1,), num_layers=2),
     "dflash": lambda target: DFlash.for_target(target, None, layers=(1,), num_layers=2),
+    "dspark": lambda target: DSpark.for_target(target, None, layers=(1,), num_layers=1),
+    "domino": lambda target: Domino.for_target(target, None, layers=(1,), num_layers=1),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
 }

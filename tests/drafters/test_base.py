@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 
 from specdraft.drafters.base import Drafter, constructor_arguments
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
@@ -52,7 +52,7 @@ def test_features_are_left_alone_unless_a_drafter_says_otherwise():
 
 def test_families_are_called_by_the_word_of_the_command_line():
     served = {Eagle: "eagle", Eagle3: "eagle3", PEagle: "p_eagle", MTP: "mtp", Medusa: "medusa", DFlash: "dflash"}
-    served |= {DraftModel: "draft_model", Pard: "pard"}
-    others = {Hydra: "hydra", PromptLookup: "prompt_lookup"}
+    served |= {DraftModel: "draft_model", Pard: "pard", DSpark: "dspark"}
+    others = {Hydra: "hydra", Domino: "domino", PromptLookup: "prompt_lookup"}
     assert all(kind.family == name for kind, name in (served | others).items())
     assert set(VLLM.families) == set(served.values())

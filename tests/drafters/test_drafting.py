@@ -12,7 +12,7 @@ from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import DynamicTree, ForcedPath, StaticTree
 from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.drafting import SingleDrafter
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
@@ -39,6 +39,8 @@ KINDS = {
     "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, VOCABULARY, layers=(1, 2), num_layers=2, ttt_steps=4),
     "dflash": lambda target: DFlash.for_target(target, VOCABULARY, layers=(1, 2), num_layers=2, block_size=4),
+    "dspark": lambda target: DSpark.for_target(target, VOCABULARY, layers=(1, 2), num_layers=1, block_size=4),
+    "domino": lambda target: Domino.for_target(target, VOCABULARY, layers=(1, 2), num_layers=1, block_size=4),
     "draft_model": lambda target: DraftModel.for_target(target, copy_layers=2),
     "draft_model, windows": lambda target: DraftModel.for_target(target, copy_layers=2),
     "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=4),
@@ -164,7 +166,8 @@ def test_a_batch_is_read_in_as_many_passes_as_a_request(kind, monkeypatch):
         together.emit({number: (2, 3, 1, 2)[number] for number in range(count)})
         together.draft(StaticTree.chain(3), Sampling())
         found.append(len(passes))
-    assert found == {"dflash": [1, 1], "p_eagle": [2, 2], "pard": [2, 2]}.get(kind, [3, 3])
+    alone = {"dflash": 1, "dspark": 1, "domino": 1, "p_eagle": 2, "pard": 2}.get(kind, 3)
+    assert found == [alone, alone]
 
 
 @torch.inference_mode()

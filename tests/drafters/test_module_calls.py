@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
@@ -39,6 +39,8 @@ FAMILIES = {
     "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, IDS, ttt_steps=4, num_layers=2, sample_positions=True),
     "dflash": lambda target: DFlash.for_target(target, IDS, num_layers=2, block_size=4, num_anchors=8),
+    "dspark": lambda target: DSpark.for_target(target, IDS, num_layers=2, block_size=3, num_anchors=8, markov_rank=4),
+    "domino": lambda target: Domino.for_target(target, IDS, num_layers=2, block_size=4, num_anchors=8, gru_size=8),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=2),
     "draft, checkpointed": lambda target: DraftModel.for_target(target, copy_layers=2, activation_checkpointing=True),
     "draft, lora": adapted,

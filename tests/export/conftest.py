@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, save_drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
@@ -69,10 +69,10 @@ def make_checkpoint(target, save):
 def make_drafter(target):
     """make_drafter(family, **options) -> a random drafter."""
     kinds: dict[str, Any] = {"eagle3": Eagle3, "eagle": Eagle, "p_eagle": PEagle, "medusa": Medusa, "mtp": MTP}
-    kinds |= {"dflash": DFlash, "draft_model": DraftModel, "pard": Pard}
+    kinds |= {"dflash": DFlash, "dspark": DSpark, "draft_model": DraftModel, "pard": Pard}
 
     def make(family: str, **options: Any) -> Drafter:
-        vocabulary = VOCABULARY if family in ("eagle3", "p_eagle", "dflash") else None
+        vocabulary = VOCABULARY if family in ("eagle3", "p_eagle", "dflash", "dspark") else None
         return randomized(kinds[family].for_target(target, **{"draft_vocabulary": vocabulary} | options))
 
     return make

@@ -7,10 +7,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from specdraft.drafters.dflash import Domino
 from specdraft.drafters.hydra import Hydra
 from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.eagle3 import OPTIONS
+from specdraft.export.layout import TITLES
 from specdraft.export.sglang import SGLang
 from specdraft.export.tensorrt_llm import TensorRTLLM
 from specdraft.export.transformers import Transformers
@@ -18,7 +20,7 @@ from specdraft.export.vllm import VLLM
 
 WEIGHTS = {"medusa": "medusa_lm_head.safetensors"}
 SERVED = {
-    VLLM: {"eagle3", "eagle", "p_eagle", "mtp", "medusa", "dflash", "draft_model", "pard"},
+    VLLM: {"eagle3", "eagle", "p_eagle", "mtp", "medusa", "dflash", "dspark", "draft_model", "pard"},
     SGLang: {"eagle3", "eagle", "draft_model"},
     TensorRTLLM: {"eagle3", "medusa", "draft_model"},
     Transformers: {"draft_model"},
@@ -61,15 +63,16 @@ def test_what_is_served_is_written_and_the_rest_refused_by_name(exported, engine
     if family in SERVED[engine]:
         assert f"## Serving with {engine.name}" in exported(engine(), family)[3]
     else:
-        title = "(EAGLE head|EAGLE-3 head|P-EAGLE head|MTP layer|Medusa heads|DFlash drafter|PARD draft model)"
+        title = f"({'|'.join(TITLES.values())})"
         with pytest.raises(UserError, match=rf"^{engine.name} serves no {title}: expected"):
             exported(engine(), family)
 
 
 @pytest.mark.parametrize("engine", SERVED)
-def test_hydra_is_served_by_no_engine(target, save, engine):
-    with pytest.raises(UserError, match="a Hydra, which no serving engine loads"):
-        export(save(Hydra.for_target(target)), engine())
+@pytest.mark.parametrize("kind", [Hydra, Domino])
+def test_some_are_served_by_no_engine(target, save, engine, kind):
+    with pytest.raises(UserError, match=f"a {kind.__name__}, which no serving engine loads"):
+        export(save(kind.for_target(target)), engine())
 
 
 # --- Medusa -----------------------------------------------------------------------------------------------------------
@@ -229,6 +232,39 @@ def test_dflash_files(exported, whole):
     assert '"num_speculative_tokens": 3' in card  # no more than it was trained to draft
 
 
+@pytest.mark.parametrize("confident", [False, True])
+def test_dspark_files_are_those_of_dflash_and_the_heads(exported, confident):
+    options = {"num_layers": 2, "block_size": 4, "layers": [1, 3, 6], "mask_token": 5}
+    drafter, config, tensors, card = exported(VLLM(), "dspark", markov_rank=6, confidence_head=confident, **options)
+    _, plain, without, _ = exported(VLLM(), "dflash", **options)
+    assert config == plain | {
+        "architectures": ["Qwen3DSparkModel"],
+        "sample_from_anchor": True,  # of speculators' files vLLM takes the contrary for granted
+        "mask_token_id": 5,
+        "target_layer_ids": [0, 2, 5],
+        "markov_rank": 6,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": confident,
+        "confidence_head_with_markov": confident,
+    }
+    heads = {"markov_head.markov_w1.weight": (97, 6), "markov_head.markov_w2.weight": (32, 6)}
+    heads |= {"confidence_head.proj.weight": (1, 38), "confidence_head.proj.bias": (1,)} if confident else {}
+    assert shapes(tensors) == shapes(without) | heads
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(tensors[name.replace("blocks.", "layers.")], tensor)
+    assert '"num_speculative_tokens": 4' in card and "this layout was never run in it" in card
+    before, hidden = torch.tensor([1, 50, 96]), torch.randn(3, 32)  # as vLLM's speculator computes them
+    embedded = tensors["markov_head.markov_w1.weight"][before]
+    bias = embedded @ tensors["markov_head.markov_w2.weight"].T
+    ours = drafter.read_prefix(before[:, None])[:, 0]
+    torch.testing.assert_close(drafter.projection(drafter.correction(hidden, ours)), bias)
+    if confident:
+        said = torch.cat([hidden, embedded], -1) @ tensors["confidence_head.proj.weight"].T
+        torch.testing.assert_close(
+            drafter.confidence_head(hidden, ours), said[:, 0] + tensors["confidence_head.proj.bias"]
+        )
+
+
 # --- draft models -----------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +326,7 @@ def test_transformers_drafts_with_the_export_and_says_the_same(exported, target,
 @pytest.mark.parametrize("family", FAMILIES)
 def test_paths_from_which_vllm_concludes_another_method(make_drafter, save, tmp_path, part, family):
     checkpoint, output = save(make_drafter(family)), tmp_path / part / "served"
-    if family in ("eagle", "eagle3", "p_eagle", "dflash"):
+    if family in ("eagle", "eagle3", "p_eagle", "dflash", "dspark"):
         assert export(checkpoint, VLLM(), output) == output  # there vLLM believes the method it is told
     else:
         with pytest.raises(UserError, match=r"served contains .*, for which vLLM would load .* by another method"):
@@ -362,6 +398,7 @@ COMMANDS = {
     (VLLM, "mtp"): '{"method": "mtp", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "pard"): '{"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": true}',
     (VLLM, "dflash"): '{"method": "dflash", "model": "DIR", "num_speculative_tokens": 4}',
+    (VLLM, "dspark"): '{"method": "dspark", "model": "DIR", "num_speculative_tokens": 4}',
     (SGLang, "eagle3"): "--speculative-algorithm EAGLE3 --speculative-draft-model-path DIR --speculative-num-steps 4 "
     "--speculative-eagle-topk 1 --speculative-num-draft-tokens 5",
     (SGLang, "eagle"): "--speculative-algorithm EAGLE --speculative-draft-model-path DIR",
@@ -380,7 +417,7 @@ def test_the_card_says_how_to_serve(exported, identity, tmp_path, engine, family
     assert COMMANDS[engine, family] in card.replace(str(tmp_path / "run" / f"export-{engine.name}"), "DIR")
     assert identity["name"] in card and identity["config_hash"] in card and "Not measured" in card
     assert "| training data | python-stdlib, answered by the target at temperature 0, 1 |" in card
-    assert ("never run in it" in card) is (engine is TensorRTLLM)
+    assert ("never run in it" in card) is (engine is TensorRTLLM or family == "dspark")
     assert ("vLLM drafts no trees" in card) is (family == "medusa" and engine is VLLM)
 
 

@@ -58,6 +58,16 @@ def cross_entropy(log_p: Tensor, log_q: Tensor, mass: Tensor, label: Tensor | No
     return nll_loss(log_q, label, ignore_index=-1, reduction="none")
 
 
+def ce_l1(share: float) -> Formula:
+    """Cross entropy and L1 distance, which is twice the total variation."""
+
+    def formula(log_p: Tensor, log_q: Tensor, mass: Tensor, label: Tensor | None) -> Tensor:
+        distance = 2 * total_variation(log_p, log_q, mass, label)
+        return share * cross_entropy(log_p, log_q, mass, label) + (1 - share) * distance
+
+    return formula
+
+
 def reference_loss(
     weight: Tensor | Sequence[Tensor], teacher: Teacher, steps: Sequence[Step], formula: Formula = forward_kl
 ) -> Tensor:
@@ -71,7 +81,8 @@ def reference_loss(
         logits = teacher.logits(teacher.last[step.positions]).detach()  # [n, V]
         log_p = logits[:, ids].log_softmax(-1)
         mass = logits.softmax(-1)[:, ids].sum(-1)
-        log_q = linear(step.hidden, weights[step.head]).log_softmax(-1)
+        z = torch.stack([linear(hidden, weights[head]) for hidden, head in step.terms]).sum(0)
+        log_q = z.log_softmax(-1)
         label = None
         if teacher.labels is not None:
             inverse = torch.full((logits.shape[-1],), -1, device=logits.device)

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdraft.losses import chunked
-from specdraft.losses.chunked import FrozenHead, Step, Teacher, distillation_loss
+from specdraft.losses.chunked import Correction, FrozenHead, Step, Teacher, distillation_loss
 from specdraft.losses.divergence import divergence
 from tests.drafters.counting import CountedFlops
 from tests.losses import reference
@@ -23,6 +23,7 @@ FORMULAS = {
     "total_variation": reference.total_variation,
     "lk_hybrid": reference.lk_hybrid(3.0),
     "cross_entropy": reference.cross_entropy,
+    "ce_l1": reference.ce_l1(0.1),
 }
 
 
@@ -94,6 +95,29 @@ def test_positions_count_as_much_as_their_shares(name, rows_per_chunk):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-13)
     for result, plain in counted:  # metrics are of the positions, whatever they count
         assert result.loss_sum == plain.loss_sum and torch.equal(result.alpha, plain.alpha)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("rows_per_chunk", [16, 1000])
+def test_logits_may_be_the_sum_of_two_projections(rows_per_chunk, frozen):
+    def losses(loss):
+        (base, *_), teacher, steps = problem(pruned=True)
+        g = torch.Generator().manual_seed(6)
+        added = torch.randn(VD, 3, generator=g, dtype=torch.float64, requires_grad=True)
+        base.requires_grad_(not frozen)
+        for step in steps[:3]:  # the last has none
+            step.shares = torch.rand(len(step.positions), generator=g, dtype=torch.float64)
+            given = torch.randn(len(step.positions), 3, generator=g, dtype=torch.float64, requires_grad=True)
+            step.correction = Correction(given, 1)
+        value = loss([base, added], teacher, steps)
+        value.backward()
+        found = [base.grad, added.grad, *(hidden.grad for step in steps for hidden, _ in step.terms)]
+        assert (found[0] is None) == frozen and len(found) == 2 + 4 + 3
+        return [value, *found[frozen:]]
+
+    found = losses(lambda *given: distillation_loss(*given, size=rows_per_chunk)[0])
+    for mine, theirs in zip(found, losses(reference_loss), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-13)
 
 
 def test_gradients_equal_finite_differences():

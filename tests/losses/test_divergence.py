@@ -19,6 +19,8 @@ PAIRS = {
     "lk_hybrid": ("lk_hybrid", reference.lk_hybrid(3.0)),
     "lk_hybrid 10": ({"name": "lk_hybrid", "eta": 10}, reference.lk_hybrid(10)),
     "cross_entropy": ("cross_entropy", reference.cross_entropy),
+    "ce_l1": ("ce_l1", reference.ce_l1(0.1)),
+    "ce_l1 0.7": ({"name": "ce_l1", "share": 0.7}, reference.ce_l1(0.7)),
 }
 
 
@@ -102,10 +104,11 @@ def test_cross_entropy_is_torchs():
     assert 3 <= outside.sum() < C and (values[outside] == 0).all() and (grad_z[outside] == 0).all()
 
 
-def test_cross_entropy_wants_labels():
+@pytest.mark.parametrize("name", ["cross_entropy", "ce_l1"])
+def test_some_divergences_want_labels(name):
     z, _, target = problem()
-    with pytest.raises(UserError, match="cross_entropy"):
-        divergence("cross_entropy")(draft_of(z, target), target._replace(label=None))
+    with pytest.raises(UserError, match=r"no true next tokens, .* choose forward_kl"):
+        divergence(name)(draft_of(z, target), target._replace(label=None))
 
 
 def test_the_share_of_the_hybrid_is_a_constant_to_the_gradient():
@@ -153,6 +156,7 @@ def test_jsd_lies_between_the_two_kl(beta, name):
         ({"name": "jsd", "beta": 0}, "beta is 0"),
         ({"name": "jsd", "beta": 1.0}, "beta is 1.0"),
         ({"name": "jsd", "beta": "half"}, "beta is half"),
+        ({"name": "ce_l1", "share": 1.5}, "share is 1.5"),
     ],
 )
 def test_what_there_is_not_is_refused(spec, message):

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdraft.data.datamodule import DataModule
 from specdraft.data.packing import PackedTensor
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
@@ -106,6 +106,12 @@ FAMILIES: dict[str, Callable[[Target], Drafter]] = {
     "dflash": lambda target: DFlash.for_target(target, torch.arange(VOCAB), num_layers=2, block_size=4),
     "dflash-weighed": lambda target: DFlash.for_target(
         target, torch.arange(0, VOCAB, 2), num_layers=1, block_size=4, projection="target", **WEIGHED
+    ),
+    "dspark": lambda target: DSpark.for_target(
+        target, torch.arange(0, VOCAB, 2), num_layers=1, block_size=3, markov_rank=4, divergence="ce_l1"
+    ),
+    "domino": lambda target: Domino.for_target(
+        target, torch.arange(0, VOCAB, 2), num_layers=1, block_size=3, gru_size=5, rank=4
     ),
     "draft": draft,
     "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=3, sample_positions=False),

@@ -29,6 +29,8 @@ SGD |= {
     "pard/zero3": "pard/one",
     "dflash/zero3": "dflash/one",
     "dflash-weighed/zero2-accumulated": "dflash-weighed/one",
+    "dspark/zero3": "dspark/one",
+    "domino/zero3": "domino/one",
 }
 CLIPPED = {
     f"eagle3/{case}-clipped": "eagle3/one-clipped" for case in ("accumulated", "ddp", "zero3", "zero2-accumulated")

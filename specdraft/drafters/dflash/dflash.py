@@ -11,12 +11,14 @@ V / Vd = target / draft vocabulary.
 - Embedding and vocabulary projection are the target's, and frozen. Parameters carry the names that engines load, but
   for ``blocks``, which are their ``layers``.
 
+What a slot says may be corrected by what was drafted before it: ``sequential.py``.
+
 In training blocks begin at a random share of the positions (section 3.3), each where ``alignment.py`` says a draft may:
-the anchor of position r is token r+1, and slot 1+s is what the other families call step s."""
+the anchor of position r is token r+1, and the s-th slot that drafts is what the other families call step s."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +46,20 @@ from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 
 
+class Slots(NamedTuple):
+    """The slots of A blocks that draft K tokens. hidden: ``[A, K, H]`` normed. before: ``[A, K]`` the text's token
+    before the one that each slot drafts. rows: per step which of the blocks learn from it, ``[n]``."""
+
+    hidden: Tensor
+    before: Tensor
+    rows: list[Tensor]
+
+
 class DFlash(DraftVocabulary, Drafter):
     """The block drafter; vLLM's method ``dflash`` loads it."""
+
+    first_slot: ClassVar[int] = 1
+    """The slot that drafts the token after the anchor."""
 
     target: Target
     reads_every_last = False
@@ -78,9 +92,9 @@ class DFlash(DraftVocabulary, Drafter):
         divergence: str | Mapping[str, Any] = "forward_kl",
         projection: str = "frozen",
     ) -> None:
-        """Build with random weights. ``block_size``: slots, one more than the tokens of the longest draft.
+        """Build with random weights. ``block_size``: slots; the longest draft has ``first_slot`` tokens less.
         ``causal``: slots see those before them in the block alone. ``num_anchors``: blocks that a sequence learns from,
-        drawn at random, on average; None for all positions where a draft may begin. Slot 1+s weighs ``step_decay**s``
+        drawn at random, on average; None for all positions where a draft may begin. Token s weighs ``step_decay**s``
         in the loss, or what the draft's confidence says (``confidence_smoothing``, see ``confidence.py``);
         ``sequence_mean``: documents count alike, not positions. ``projection``, to the draft vocabulary, stays as the
         target's own rows (frozen), or starts as they are and is trained (target).
@@ -88,7 +102,11 @@ class DFlash(DraftVocabulary, Drafter):
         or projection, no such smoothing, and a draft vocabulary larger than the vocabulary."""
         arguments = constructor_arguments(locals())
         super().__init__()
-        least = {"block_size": (block_size, 2), "num_layers": (num_layers, 1), "num_anchors": (num_anchors, 1)}
+        least = {
+            "block_size": (block_size, 1 + self.first_slot),
+            "num_layers": (num_layers, 1),
+            "num_anchors": (num_anchors, 1),
+        }
         for name, (given, smallest) in least.items():
             if given is not None and given < smallest:
                 raise UserError(f"model.drafter.{name} is {given}: expected at least {smallest}")
@@ -124,7 +142,7 @@ class DFlash(DraftVocabulary, Drafter):
         intermediate_size: int | None = None,
         mask_token: int | None = None,
         **options: Any,
-    ) -> "DFlash":
+    ) -> Self:
         """Layers shaped like one of ``target``. draft_vocabulary: ascending target ids ``[Vd]``; None for the whole
         vocabulary. mask_token: whose embedding stands at what is to be drafted; None for one that no text has. Raises
         UserError for layers that the target has not."""
@@ -143,7 +161,7 @@ class DFlash(DraftVocabulary, Drafter):
     @property
     def num_drafts(self) -> int:
         """Tokens of the longest draft."""
-        return self.block_size - 1
+        return self.block_size - self.first_slot
 
     @property
     def decoder_layers(self) -> "list[BlockLayer]":
@@ -175,7 +193,7 @@ class DFlash(DraftVocabulary, Drafter):
         return nn.functional.pad(anchors[:, None], (0, num_slots - 1), value=self.mask_token)
 
     def count_supervised(self, batch: Batch) -> Tensor:
-        """Of every slot but the anchor's."""
+        """Of every slot that drafts."""
         return count_supervised(batch, self.num_drafts, self.sequence_mean)
 
     def training_loss(
@@ -186,23 +204,34 @@ class DFlash(DraftVocabulary, Drafter):
         self.bind(target)
         decay = StepDecay(self.step_decay, kept=self._kept(batch))
         alignment = align(batch, self.num_drafts, decay, self.sequence_mean)
-        hidden = self._blocks(alignment.supervised[0], features, alignment)  # [A, S, H]
-        steps = []
+        # Where there is no block, one that nobody asks about: under ZeRO-3 all ranks call the same modules.
+        anchors = alignment.supervised[0] if len(alignment.supervised[0]) else batch.input_ids.new_zeros(1)
+        hidden = self._blocks(anchors, features, alignment)[:, self.first_slot :]  # [A, K, H]
+        before = alignment.tokens[anchors[:, None] + torch.arange(1, 1 + self.num_drafts, device=anchors.device)]
+        steps, slots = [], Slots(hidden, before, [])
         for step, at in enumerate(alignment.supervised):
-            rows = torch.searchsorted(alignment.supervised[0], at)  # [n]: they only ever get fewer
+            rows = torch.searchsorted(anchors, at)  # [n]: they only ever get fewer
             total = alignment.counts[step] if totals is None else totals[step]
             shares = None if alignment.shares is None else alignment.shares[step]
-            steps.append(Step(hidden[rows, 1 + step], at + 1 + step, decay.weight(step), total=total, shares=shares))
+            steps.append(Step(hidden[rows, step], at + 1 + step, decay.weight(step), total=total, shares=shares))
+            slots.rows.append(rows)
         labels = alignment.tokens[1 : 1 + batch.input_ids.numel()]
-        teacher = Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels)
+        return self._learn(
+            slots, steps, Teacher(features.last.flatten(0, 1), target.logits, self.vocabulary.ids, labels)
+        )
 
-        def loss(weights: list[Tensor]) -> TrainingLoss:
-            weighed = steps
-            if self.confidence_smoothing is not None:
-                weighed = weigh_by_confidence(weights, teacher, steps, self.confidence_smoothing)
-            return objective(weights, teacher, weighed, self.divergence)
+    def _learn(self, slots: Slots, steps: Sequence[Step], teacher: Teacher) -> TrainingLoss:
+        """The loss of all steps; ``slots`` is what a subclass may read beside them."""
+        return call_with_weights(
+            [self.lm_head],
+            lambda weights: objective(weights, teacher, self._weigh(weights, teacher, steps), self.divergence),
+        )
 
-        return call_with_weights([self.lm_head], loss)
+    def _weigh(self, weights: Sequence[Tensor], teacher: Teacher, steps: Sequence[Step]) -> Sequence[Step]:
+        """The steps with the weights of the decay, or of the draft's confidence."""
+        if self.confidence_smoothing is None:
+            return steps
+        return weigh_by_confidence(weights, teacher, steps, self.confidence_smoothing)
 
     def _kept(self, batch: Batch) -> float:
         """The share of the positions that blocks begin at."""
@@ -211,25 +240,27 @@ class DFlash(DraftVocabulary, Drafter):
         return min(1.0, self.num_anchors * len(batch.input_ids) / max(1, int(batch.before_learned().sum())))
 
     def _blocks(self, anchors: Tensor, features: Features, alignment: Alignment) -> Tensor:
-        """The normed hidden states ``[A, S, H]`` of blocks at ``anchors [A]``; where there is none, of one that nobody
-        asks about: under ZeRO-3 all ranks call the same modules."""
-        anchors = anchors if len(anchors) else anchors.new_zeros(1)
+        """The normed hidden states ``[A, S, H]`` of blocks at ``anchors [A]``."""
         context = self.context(features.aux.flatten(0, 1))  # [R, H]
         cos, sin = self.rotary(alignment.length + self.block_size, context)
         here = alignment.positions  # [R]
         keys = self.context_keys(context, Angles(cos[here], sin[here]))
-        slots = torch.arange(1, 1 + self.block_size, device=anchors.device)
-        there = (here[anchors][:, None] + slots).flatten()  # [A * S]
+        since = torch.arange(1, 1 + self.block_size, device=anchors.device)
+        there = (here[anchors][:, None] + since).flatten()  # [A * S]
         blocks = Blocks(anchors, alignment.documents.whole(len(context)), self.block_size, self.causal)
         attentions = [lambda q, k, v, of=of: blocks.attend(q, of, (k, v)) for of in keys]
         tokens = self.masked(alignment.tokens[anchors + 1], self.block_size).flatten()
         hidden = self.read(tokens, Angles(cos[there], sin[there]), attentions)
         return hidden.unflatten(0, (-1, self.block_size))
 
+    def share_kept(self, tokens: int) -> float:
+        """Of the positions of a sequence of so many tokens, all supervised, that blocks begin at in training."""
+        return min(1.0, (self.num_anchors or tokens) / tokens)
+
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """The fusion and the context's keys once a position, the layers and the projection for every slot."""
         config, attention = self.layer_config, self.decoder_layers[0].self_attn
-        kept = min(1.0, (self.num_anchors or sequence_length) / sequence_length)
+        kept = self.share_kept(sequence_length)
         slots, projected = kept * self.block_size, kept * self.num_drafts
         keys = self.num_layers * (attention.k_proj.weight.numel() + attention.v_proj.weight.numel())
         layers = sum(matrix.numel() for matrix in self.blocks.parameters() if matrix.ndim == 2)
@@ -243,7 +274,7 @@ class DFlash(DraftVocabulary, Drafter):
     def activation_bytes(self, tokens: int, element: int) -> float:
         """The context and its keys once, and of every slot the layers' inputs."""
         config, hidden = self.layer_config, self.layer_config.hidden_size
-        kept = min(1.0, (self.num_anchors or tokens) / tokens)
+        kept = self.share_kept(tokens)
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
         per_slot = self.num_layers * (8 * hidden + 2 * attention + 4 * config.intermediate_size)
         context = (len(self.layers) + 3) * hidden + self.num_layers * 4 * config.num_key_value_heads * config.head_dim

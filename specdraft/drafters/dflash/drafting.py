@@ -35,6 +35,8 @@ class Drafter(Protocol):
     causal: bool
 
     @property
+    def first_slot(self) -> int: ...
+    @property
     def num_drafts(self) -> int: ...
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -54,7 +56,7 @@ class BlockDrafting(LevelDrafting):
         self.rows, self.cache = rows, StaticCache(drafter.num_layers, rows, capacity)
         self.token = torch.empty(0, dtype=torch.int64)  # [rows], the last one emitted
         self._num_drafts = drafter.num_drafts  # of the draft that is made
-        self._logits = torch.empty(0)  # of it, [B, K, Vd]
+        self._logits = self._hidden = torch.empty(0)  # of it, [B, K, Vd] and [B, K, H]
 
     def begin(self, row: int, first_token: int) -> None:
         """See ``Drafting``."""
@@ -71,14 +73,15 @@ class BlockDrafting(LevelDrafting):
         self.token[texts.first : texts.first + len(tokens)] = tokens.gather(1, (counts - 1)[:, None])[:, 0]
 
     def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
-        """One pass over as many slots as the draft has levels, and the anchor's."""
+        """One pass over as many slots as draft the levels, and those before them."""
         shape = shape.truncate(self.drafter.num_drafts)
         self._num_drafts = shape.depth
         return super().draft(texts, shape, sampling, chance)
 
     def first(self, texts: Texts) -> Tensor:
         """See ``LevelDrafting``."""
-        ids = self.drafter.masked(self.token[: len(texts.lengths)], 1 + self._num_drafts)  # [B, S]
+        size = self._num_drafts + self.drafter.first_slot
+        ids = self.drafter.masked(self.token[: len(texts.lengths)], size)  # [B, S]
         slots = torch.arange(ids.shape[1], device=ids.device)
         positions, seen = (texts.lengths - 1)[:, None] + slots, None
         if not self.drafter.causal:
@@ -87,7 +90,7 @@ class BlockDrafting(LevelDrafting):
         self.cache.begin(reading, 0)
         angles = self._angles(reading, self.cache.layers[0].keys)
         run = self.drafter.decoding_pass
-        (self._logits,) = run(ids.shape[1], ids, *angles, reading.visible, self.cache)
+        self._logits, self._hidden = run(ids.shape[1], ids, *angles, reading.visible, self.cache)
         return self._logits[:, 0]
 
     def extend(self, texts: Texts, level: Level) -> Tensor:
@@ -107,9 +110,9 @@ class BlockDrafting(LevelDrafting):
 
 def forward(
     drafter: Drafter, ids: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None, cache: StaticCache
-) -> tuple[Tensor]:
-    """A pass over blocks: ids ``[B, S]``, cos, sin ``[B * S, d]``, visible ``[B, S, keys]`` -> logits ``[B, S - 1,
-    Vd]`` at all slots but the anchor's."""
+) -> tuple[Tensor, Tensor]:
+    """A pass over blocks: ids ``[B, S]``, cos, sin ``[B * S, d]``, visible ``[B, S, keys]`` -> logits ``[B, K, Vd]``
+    and hidden states ``[B, K, H]`` of the slots that draft."""
     batch = len(ids)
     mask = None if visible is None else visible[:, None]
 
@@ -122,7 +125,8 @@ def forward(
 
     attentions = [partial(attention, layer) for layer in range(drafter.num_layers)]
     hidden = drafter.read(ids.flatten(), Angles(cos, sin), attentions).unflatten(0, (batch, -1))  # [B, S, H]
-    return (drafter.logits(hidden[:, 1:]),)
+    hidden = hidden[:, drafter.first_slot :]
+    return drafter.logits(hidden), hidden
 
 
 def _by_request(heads: Tensor, batch: int) -> Tensor:

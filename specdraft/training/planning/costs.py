@@ -49,17 +49,19 @@ def loss_traffic(drafter: nn.Module, tokens: int, sizes: tuple[int, int, int], e
     """Bytes that the loss of a batch reads and writes; ``sizes``: hidden, vocabulary, draft vocabulary. A test counts
     them on a CPU; on GPUs one kernel takes the place of most passes over a step's logits. Of each position the target's
     logits, and those of the draft vocabulary for the teacher and for each step; for each chunk the target's head, and
-    for each step of it the projection, with its gradient if it is trained."""
+    for each step of it the projection, with its gradient if it is trained. Projections of one width take turns; those
+    of several are summed."""
     hidden, vocabulary, draft_vocabulary = sizes
-    trained = any(module.weight.requires_grad for module in drafter.modules() if isinstance(module, DraftHead))
+    heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
+    widths = {head.in_features: head.weight.requires_grad for head in heads}
     steps = getattr(drafter, "ttt_steps", getattr(drafter, "num_heads", 1))
     chunks = -(-tokens // (POSITIONS if gpus else max(16, ELEMENTS // draft_vocabulary)))
     # The kernel reads z three times and the target twice and writes the gradient, between a product that writes z and
     # two that read the gradient; all but the target in two bytes.
     per_step = 2 * (1 + 3 + 1 + 2) + 4 * 2 if gpus else 4 * 30
     logits = float(tokens * (4 * (6 * vocabulary + 14 * draft_vocabulary) + per_step * steps * draft_vocabulary))
-    projections = (16 if trained else 2 * element) * steps * draft_vocabulary
-    return logits + chunks * hidden * (element * vocabulary + projections)
+    projections = sum((16 if trained else 2 * element) * width for width, trained in widths.items())
+    return logits + chunks * (element * hidden * vocabulary + steps * draft_vocabulary * projections)
 
 
 def target_weight_bytes(sizes: Sizes, element: int, devices: int, placement: str) -> float:

@@ -12,7 +12,7 @@ from specdraft.data.datamodule import DataModule
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.store import Store, StoredBatch, StoreWriter, describe
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
@@ -94,6 +94,8 @@ def draft(target: Target, kind: type[Any], **options: Any) -> Drafter:
         (MTP, {"before_norm": True}),
         (PEagle, {"layers": [1, 2, 3]}),
         (DFlash, {"layers": [1, 2, 3], "num_layers": 1, "num_anchors": 8}),
+        (DSpark, {"layers": [1, 2, 3], "num_layers": 1, "num_anchors": 8, "divergence": "ce_l1"}),
+        (Domino, {"layers": [1, 2, 3], "num_layers": 1, "num_anchors": 8, "gru_size": 8}),
         (DraftModel, {"copy_layers": 1}),
         (Pard, {"copy_layers": 1, "num_drafts": 3}),
     ],

@@ -8,9 +8,9 @@ from specdraft.drafters.dflash import DFlash
 VOCABULARY = torch.arange(3, 97, 2)
 
 
-def build(target, vocabulary=VOCABULARY, **options) -> DFlash:
+def build(target, vocabulary=VOCABULARY, kind=DFlash, **options) -> DFlash:
     torch.manual_seed(0)
-    drafter = DFlash.for_target(target, vocabulary, **{"num_layers": 2, "block_size": 5} | options).to(target.dtype)
+    drafter = kind.for_target(target, vocabulary, **{"num_layers": 2, "block_size": 5} | options).to(target.dtype)
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             parameter.add_((0.3 if "norm" in name else 0.1) * torch.randn_like(parameter))

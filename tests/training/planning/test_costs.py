@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specdraft.drafters.objective import DraftHead
-from specdraft.losses.chunked import Step, Teacher, distillation_loss
+from specdraft.losses.chunked import Correction, Step, Teacher, distillation_loss
 from specdraft.training.planning import costs
 from specdraft.training.planning.costs import state_bytes
 
@@ -63,3 +63,25 @@ def test_the_loss_moves_as_many_bytes_as_planned(monkeypatch, hidden, vocabulary
     planned = costs.loss_traffic(drafter, tokens, shape, 4, gpus=False)
     assert math.isclose(planned, counted.bytes, rel_tol=0.1), planned / counted.bytes
     assert costs.loss_traffic(drafter, tokens, shape, 4, gpus=True) < 0.6 * planned
+
+
+def test_a_correction_moves_its_own_projection_and_spares_that_of_a_frozen_base(monkeypatch):
+    tokens, chunk, hidden, rank, vocabulary, draft_vocabulary = 512, 64, 256, 32, 4096, 1024
+    drafter = nn.Sequential(
+        DraftHead(hidden, draft_vocabulary, bias=False), DraftHead(rank, draft_vocabulary, bias=False)
+    )
+    drafter[0].weight.requires_grad_(False)
+    drafter.ttt_steps = 3  # type: ignore[assignment]
+    head = torch.randn(vocabulary, hidden)
+    teacher = Teacher(torch.randn(tokens, hidden), lambda last: last @ head.T, torch.arange(draft_vocabulary))
+    steps = []
+    for k in range(3):
+        base, added = (torch.randn(tokens - k, width, requires_grad=True) for width in (hidden, rank))
+        steps.append(Step(base, torch.arange(k, tokens), 1 / 3, correction=Correction(added, 1)))
+    weights = [drafter[0].weight, drafter[1].weight]
+    distillation_loss(weights, teacher, steps[:1])  # what is imported by the first call
+    with Traffic() as counted:
+        distillation_loss(weights, teacher, steps, size=chunk)
+    monkeypatch.setattr(costs, "ELEMENTS", chunk * draft_vocabulary)
+    planned = costs.loss_traffic(drafter, tokens, (hidden, vocabulary, draft_vocabulary), 4, gpus=False)
+    assert math.isclose(planned, counted.bytes, rel_tol=0.1), planned / counted.bytes
