@@ -19,9 +19,9 @@ world, arguments = cli.world, cli.arguments
 pytestmark = pytest.mark.slow
 MODELS = {"pard": ("model=draft", "model.drafter.parallel=true")}  # the others are named as their models are
 # Which modules are called in which order is a family's own, and ZeRO-3 is where that matters; how gradients are summed
-# and where states lie is not.
-FAMILIES = ("medusa", "hydra", "eagle", "eagle3_1", "p_eagle", "mtp", "dflash", "dspark", "domino", "pard")
-STRATEGIES = dict.fromkeys(FAMILIES, ("ddp", "deepspeed_zero3"))
+# and where states lie is not. That ZeRO-3 computes what one rank does is seen in tests/training/test_ranks.py.
+STRATEGIES = dict.fromkeys(("p_eagle", "mtp", "dspark", "domino", "pard"), ("deepspeed_zero3",))
+STRATEGIES |= dict.fromkeys(("medusa", "hydra", "eagle", "eagle3_1", "dflash"), ("ddp", "deepspeed_zero3"))
 STRATEGIES |= dict.fromkeys(("eagle3", "draft"), ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"))
 TWO_RANKS = ("trainer.accelerator=cpu", "trainer.devices=2", "evaluate=false", "export=null")
 # The default data, of which the check of parity takes as much: the target answers once for both.
@@ -88,9 +88,10 @@ def test_every_strategy_trains_every_family_to_the_end(family, tmp_path):
         assert json.loads((run / "drafter" / "config.json").read_text())["extra"]["training"]["step"] == 6
         weights = load_file(run / "drafter" / "model.safetensors")
         assert weights and all(weight.isfinite().all() for weight in weights.values() if weight.is_floating_point())
+    first = curves[STRATEGIES[family][0]]
     for strategy, curve in curves.items():  # they compute the same
         for name, values in curve.items():
-            assert values == pytest.approx(curves["ddp"][name], rel=2e-3), (strategy, name)
+            assert values == pytest.approx(first[name], rel=2e-3), (strategy, name)
 
 
 @pytest.fixture
