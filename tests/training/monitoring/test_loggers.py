@@ -222,7 +222,10 @@ def test_every_name_is_documented_and_every_panel_shows_something(runs):
     for name in names:
         assert any(pattern.fullmatch(name) for pattern in patterns.values()), f"{name} is not in docs/metrics.md"
     absent = {name for name, pattern in patterns.items() if not any(pattern.fullmatch(each) for each in names)}
-    elsewhere = {"train/memory_gpu_peak_gib", "train/regression_{s}", "validation/regression_{s}"}
+    of_others = {
+        f"{loop}/{name}_{{s}}" for loop in ("train", "validation") for name in ("regression", "confidence_error")
+    }
+    elsewhere = {"train/memory_gpu_peak_gib"} | of_others
     one_category = {"acceptance_length_by_category/{category}"}
     assert absent == elsewhere | one_category | {"samples", "conditional_acceptance"}
 
