@@ -94,12 +94,13 @@ def main() -> None:
     groups: dict[str, dict[str, Path]] = {}  # by target
     for name, checkpoint in checkpoints.items():
         groups.setdefault(read_config(checkpoint)["target"]["name"], {})[name] = checkpoint
-    failed = [compare(group, engine, options) for group in groups.values()]
+    failed = [compare(group, engine, options, not index) for index, group in enumerate(groups.values())]
     sys.exit(1 if any(failed) else 0)
 
 
-def compare(checkpoints: Mapping[str, Path], engine: Engine, options: argparse.Namespace) -> bool:
-    """Decode with drafters of one target on both sides and print what was counted; whether anything differs."""
+def compare(checkpoints: Mapping[str, Path], engine: Engine, options: argparse.Namespace, warms: bool) -> bool:
+    """Decode with drafters of one target on both sides and print what was counted; whether anything differs. warms:
+    with the first of them above temperature 0 too."""
     cases = {}
     for name, checkpoint in checkpoints.items():
         drafter, config = load_drafter(checkpoint, QUANTIZED.get(name, (name, None))[1])
@@ -113,7 +114,7 @@ def compare(checkpoints: Mapping[str, Path], engine: Engine, options: argparse.N
     k = options.num_draft_tokens
     prompts = held_out_prompts(target, options.prompts, k)
     started = time.perf_counter()
-    warm = next((name for name, case in cases.items() if case.flags(k, SAMPLED)), None)
+    warm = next((name for name, case in cases.items() if warms and case.flags(k, SAMPLED)), None)
     shapes = {drafting: StaticTree.chain(k, sampled=drafting == SAMPLED) for drafting in (GREEDY, SAMPLED) if warm}
     runs = [{"name": name, "flags": case.flags(k), "overrides": case.overrides} for name, case in cases.items()]
     if warm:
