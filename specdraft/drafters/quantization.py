@@ -128,7 +128,7 @@ def quantize(drafter: Drafter, name: str | None) -> None:
     scheme = find_scheme(name)
     if not drafter.quantizable:
         wrong = f"quantize={name} is not for the drafter {drafter.family}, of which engines read no quantized weights"
-        raise UserError(f"{wrong}: expected eagle3, p_eagle or a draft model; set quantize=null")
+        raise UserError(f"{wrong}: expected eagle3 or a draft model; set quantize=null")
     if drafter.served() is not drafter:
         wrong = f"quantize={name} cannot round weights that adapters are still to be added to"
         raise UserError(f"{wrong}: expected a drafter without lora; train it first, then export with quantize={name}")

@@ -29,7 +29,7 @@ class VLLM(Engine):
 
     name = "vllm"
     families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES} | _PARALLEL
-    quantized: ClassVar[frozenset[str]] = frozenset({"eagle3", "p_eagle", "draft_model"})
+    quantized: ClassVar[frozenset[str]] = frozenset({"eagle3", "draft_model"})
     target_settings: ClassVar[dict[str, dict[str, object]]] = {"mtp": {"num_nextn_predict_layers": 1}}
     sampled_drafts: ClassVar[dict[str, object]] = {"draft_sample_method": "probabilistic"}
 

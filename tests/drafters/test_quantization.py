@@ -9,7 +9,7 @@ from torch import nn
 from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle3
+from specdraft.drafters.eagle import Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.objective import DraftHead
 from specdraft.drafters.quantization import (
@@ -132,6 +132,8 @@ def test_refusals(target):
         find_scheme("int5")
     with pytest.raises(UserError, match="of which engines read no quantized weights: expected eagle3"):
         quantize(Medusa.for_target(target, num_heads=2), "int8")
+    with pytest.raises(UserError, match="quantize=int4 is not for the drafter p_eagle"):  # vLLM stops at its mask
+        quantize(PEagle.for_target(target, layers=[1, 2]), "int4")
     odd = Eagle3.for_target(target, layers=[1, 2], intermediate_size=40)
     with pytest.raises(UserError, match=r"reads 40 features, .* expected a multiple of 32"):
         quantize(odd, "int4")

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 
 from specdraft.drafters.checkpoint import load_drafter
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import PEagle
 from specdraft.drafters.quantization import SCHEMES, QuantizedLinear, dequantize_weight, round_weight
 from specdraft.errors import UserError
 from specdraft.export import export
@@ -17,7 +16,6 @@ from specdraft.export.quantized import quantization_config
 from specdraft.export.sglang import SGLang
 from specdraft.export.transformers import Transformers
 from specdraft.export.vllm import VLLM
-from tests.export.conftest import VOCABULARY
 
 NAMES = sorted(SCHEMES)
 
@@ -32,12 +30,10 @@ def unpacked(tensors, stem):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["eagle3", "p_eagle", "draft_model"])
+@pytest.mark.parametrize("family", ["eagle3", "draft_model"])
 def test_an_export_holds_what_decoding_computes_with(target, save, make_checkpoint, name, dtype, family):
     if family == "eagle3":
         _, checkpoint = make_checkpoint(intermediate_size=64, num_layers=2, own_embedding=True)
-    elif family == "p_eagle":
-        checkpoint = save(PEagle.for_target(target, VOCABULARY, intermediate_size=64))
     else:
         shape = {"num_hidden_layers": 1, "intermediate_size": 64}
         checkpoint = save(DraftModel.for_target(target, start="scratch", shape=shape))

@@ -97,7 +97,6 @@ MIMO = ("mtp-mimo",)
 # What is quantized after its training: the short drafter, and the scheme.
 QUANTIZED = {
     "eagle3_int8": ("eagle3", "int8"),
-    "p_eagle_int8": ("p_eagle", "int8"),
     "draft_int8": ("draft", "int8"),
 }
 

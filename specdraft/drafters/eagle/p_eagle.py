@@ -32,6 +32,8 @@ class PEagle(Eagle3, family="p_eagle"):
     """The parallel head; vLLM's method ``eagle3`` loads it with ``parallel_drafting``. ``ttt_steps`` are the tokens of
     its longest draft."""
 
+    quantizable = False  # vLLM's integer product takes no mask of three dimensions
+
     def __init__(self, mask_token: int, **shared: Any) -> None:
         """``mask_token``: an id that no text holds. ``shared`` is what ``Eagle3`` takes. Raises UserError as ``Eagle3``
         does, and for a mask that is no token."""
