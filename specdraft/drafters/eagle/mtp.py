@@ -89,7 +89,7 @@ class MTP(BorrowedHead, family="mtp"):
         before_norm = has_own if before_norm is None else before_norm
         head = cls(layers=(target.num_layers,) if before_norm else (), **shape, **options)
         head.bind(target)
-        if start == "own" or (start == "auto" and has_own and target.device.type != "meta"):
+        if target.device.type != "meta" and (start == "own" or (start == "auto" and has_own)):
             head.take_own(target)
         return head
 
