@@ -5,6 +5,7 @@ python docs/pictures.py [DIRECTORY]
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -209,23 +210,71 @@ def mtp() -> Picture:
     return p
 
 
-def dflash() -> Picture:
-    """A block of masks over the target's states."""
-    p = Picture(720, 260, "DFlash: a block of masks that reads the target's hidden states, all tokens in one pass")
-    _target(p, 40, 170, ("layer 2", "layer L/2", "layer L-3", "LM head"))
-    p.box(250, 116, 130, 44, "fc, norm\ncontext before t", "trained")
+def _block(p: Picture, down: int, place: Callable[[Picture, int, int], None]) -> Picture:
+    """A block of masks over the target's states, so far ``down``; ``place(picture, slot, x)`` draws what is above."""
+    _target(p, 40, 170 + down, ("layer 2", "layer L/2", "layer L-3", "LM head"))
+    p.box(250, 116 + down, 130, 44, "fc, norm\ncontext before t", "trained")
     for number in range(3):
-        p.arrow((192, 184 - 34 * number), (246, 138))
-    p.box(420, 96, 280, 64, "decoder layers: every slot sees\nthe context and the whole block", "trained")
-    p.arrow((382, 138), (416, 138))
+        p.arrow((192, 184 + down - 34 * number), (246, 138 + down))
+    p.box(420, 106 + down, 280, 54, "decoder layers: every slot sees\nthe context and the whole block", "trained")
+    p.arrow((382, 138 + down), (416, 138 + down))
     for number, label in enumerate(("token t", "mask", "mask", "mask")):
         x = 420 + 72 * number
-        p.box(x, 190, 64, 28, label, "token")
-        p.arrow((x + 32, 188), (x + 32, 163))
+        p.box(x, 190 + down, 64, 28, label, "token")
+        p.arrow((x + 32, 188 + down), (x + 32, 163 + down))
+        place(p, number, x)
+    return p
+
+
+def _corrected(p: Picture, x: int, label: str, token: str) -> None:
+    """A correction above a slot, and what is drafted by both."""
+    p.arrow((x + 32, 134), (x + 32, 110))
+    p.box(x, 78, 64, 30, label, "trained")
+    p.arrow((x + 32, 76), (x + 32, 60))
+    p.text(x + 32, 50, token, "middle")
+
+
+def dflash() -> Picture:
+    """A block of masks over the target's states."""
+
+    def place(p: Picture, number: int, x: int) -> None:
         if number:
-            p.arrow((x + 32, 94), (x + 32, 74))
-            p.text(x + 32, 62, f"t+{number}", "middle")
+            p.arrow((x + 32, 104), (x + 32, 80))
+            p.text(x + 32, 68, f"t+{number}", "middle")
+
+    p = Picture(720, 260, "DFlash: a block of masks that reads the target's hidden states, all tokens in one pass")
+    _block(p, 0, place)
     p.text(420, 242, "one pass however long the draft; no slot knows what another drafted")
+    return p
+
+
+def dspark() -> Picture:
+    """A block whose slots follow one another."""
+
+    def place(p: Picture, number: int, x: int) -> None:
+        _corrected(p, x, "+ W2 W1", f"t+{number + 1}")
+        if number:
+            p.arrow((x - 30, 56), (x + 4, 76))
+
+    p = Picture(720, 300, "DSpark: DFlash's block, whose anchor drafts too, and a table that reads drafted tokens")
+    _block(p, 30, place)
+    p.text(420, 276, "one pass for the block; then each slot reads the token before it", size=12)
+    return p
+
+
+def domino() -> Picture:
+    """A block whose slots follow a recurrent state."""
+
+    def place(p: Picture, number: int, x: int) -> None:
+        if number:
+            _corrected(p, x, "+ P SiLU", f"t+{number}")
+
+    p = Picture(720, 300, "Domino: DFlash's block, and a GRU that reads all drafted tokens")
+    _block(p, 30, place)
+    p.box(250, 78, 130, 30, "GRU", "trained")
+    p.arrow((382, 93), (488, 93))
+    p.text(315, 66, "token t, t+1, t+2", "middle")
+    p.text(420, 276, "one pass for the block; then each slot reads all tokens before it", size=12)
     return p
 
 
@@ -245,54 +294,6 @@ def p_eagle() -> Picture:
         p.arrow((x + 46, 82), (x + 46, 64))
         p.text(x + 46, 52, f"t+{number + 1}", "middle")
     p.text(410, 250, "one pass over all masks; no mask knows what was drafted", size=12)
-    return p
-
-
-def dspark() -> Picture:
-    """A block whose slots follow one another."""
-    p = Picture(720, 300, "DSpark: DFlash's block, whose anchor drafts too, and a table that reads drafted tokens")
-    _target(p, 40, 200, ("layer 2", "layer L/2", "layer L-3", "LM head"))
-    p.box(250, 146, 130, 44, "fc, norm\ncontext before t", "trained")
-    for number in range(3):
-        p.arrow((192, 214 - 34 * number), (246, 168))
-    p.box(420, 136, 280, 54, "decoder layers: every slot sees\nthe context and the whole block", "trained")
-    p.arrow((382, 168), (416, 168))
-    for number, label in enumerate(("token t", "mask", "mask", "mask")):
-        x = 420 + 72 * number
-        p.box(x, 220, 64, 28, label, "token")
-        p.arrow((x + 32, 218), (x + 32, 193))
-        p.arrow((x + 32, 134), (x + 32, 110))
-        p.box(x, 78, 64, 30, "+ W2 W1", "trained")
-        p.arrow((x + 32, 76), (x + 32, 60))
-        p.text(x + 32, 50, f"t+{number + 1}", "middle")
-        if number:
-            p.arrow((x - 30, 56), (x + 4, 76))
-    p.text(420, 276, "one pass for the block; then each slot reads the token before it", size=12)
-    return p
-
-
-def domino() -> Picture:
-    """A block whose slots follow a recurrent state."""
-    p = Picture(720, 300, "Domino: DFlash's block, and a GRU that reads all drafted tokens")
-    _target(p, 40, 200, ("layer 2", "layer L/2", "layer L-3", "LM head"))
-    p.box(250, 146, 130, 44, "fc, norm\ncontext before t", "trained")
-    for number in range(3):
-        p.arrow((192, 214 - 34 * number), (246, 168))
-    p.box(420, 136, 280, 54, "decoder layers: every slot sees\nthe context and the whole block", "trained")
-    p.arrow((382, 168), (416, 168))
-    for number, label in enumerate(("token t", "mask", "mask", "mask")):
-        x = 420 + 72 * number
-        p.box(x, 220, 64, 28, label, "token")
-        p.arrow((x + 32, 218), (x + 32, 193))
-        if number:
-            p.arrow((x + 32, 134), (x + 32, 110))
-            p.box(x, 78, 64, 30, "+ P SiLU", "trained")
-            p.arrow((x + 32, 76), (x + 32, 60))
-            p.text(x + 32, 50, f"t+{number}", "middle")
-    p.box(250, 78, 130, 30, "GRU", "trained")
-    p.arrow((382, 93), (488, 93))
-    p.text(315, 66, "token t, t+1, t+2", "middle")
-    p.text(420, 276, "one pass for the block; then each slot reads all tokens before it", size=12)
     return p
 
 

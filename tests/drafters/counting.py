@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-import specdraft.drafters.eagle.causal_attention  # noqa: F401  # its operators are counted
+import specdraft.drafters.causal_attention  # noqa: F401  # its operators are counted
 
 
 def _linear_flops(given: Any, weight: Any, *_: Any, **__: Any) -> int:

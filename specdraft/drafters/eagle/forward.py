@@ -19,8 +19,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from specdraft.drafters.alignment import Alignment, StepDecay
-from specdraft.drafters.eagle.unrolled_keys import UnrolledKeys
 from specdraft.drafters.layers import Projections
+from specdraft.drafters.unrolled_keys import UnrolledKeys
 from specdraft.losses.chunked import Step
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdraft.drafters.alignment import Alignment
-from specdraft.drafters.eagle.unrolled_keys import UnrolledKeys
+from specdraft.drafters.unrolled_keys import UnrolledKeys
 
 
 class MaskedText:

@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from specdraft.drafters import unrolled_keys as module
 from specdraft.drafters.alignment import align
-from specdraft.drafters.eagle import unrolled_keys as module
-from specdraft.drafters.eagle.unrolled_keys import UnrolledKeys
+from specdraft.drafters.unrolled_keys import UnrolledKeys
 from specdraft.targets.batch import Batch
 
 R, HQ, HK, D, S = 23, 4, 2, 6, 4

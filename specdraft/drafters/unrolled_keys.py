@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdraft.drafters.alignment import Documents
-from specdraft.drafters.eagle.causal_attention import causal_attention, causal_attention_backward
+from specdraft.drafters.causal_attention import causal_attention, causal_attention_backward
 
 
 class UnrolledKeys:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdraft.drafters.eagle import causal_attention as module
-from specdraft.drafters.eagle.causal_attention import causal_attention, causal_attention_backward
+from specdraft.drafters import causal_attention as module
+from specdraft.drafters.causal_attention import causal_attention, causal_attention_backward
 
 HQ, HK, D = 4, 2, 8
 # Documents of 9, 5, 3 and 6 positions: the last 4 and all 5 ask, then none, then the last.
