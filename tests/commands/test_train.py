@@ -420,10 +420,6 @@ def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path
     kept = [argument for argument in quick if not argument.startswith("model.")]
     for options, sentence in (
         ([*quick, "data.sequence_length=128"], "data.sequence_length=192, and this run has 128"),
-        ([*quick, "data.limit=7"], "data.limit=1500, and this run has 7"),
-        ([*quick, "data.regenerate=true"], "data.regenerate=False, and this run has True"),
-        ([*quick, "quantize=int8"], "quantize=None, and this run has int8"),
-        ([*quick, "seed=1"], "data.seed=0, and this run has 1"),
         ([*kept, "model=medusa"], "Eagle3.for_target, and this run has specdraft.drafters.medusa.Medusa.for_target"),
     ):
         status, _, err = train(*options, "trainer.max_steps=2", f"hydra.run.dir={second}", f"resume={first}")

@@ -38,7 +38,7 @@ def check_counts(result: Generation, num_draft_tokens: int) -> None:
     assert result.prefill_seconds > 0
 
 
-def check_identity(target, answers, drafter_of, num_draft_tokens, count=48):
+def check_identity(target, answers, drafter_of, num_draft_tokens, count=24):
     """Every token of ``count`` prompts is transformers' own; returns how many tokens were drafted and accepted."""
     drafted = accepted = 0
     for index, (prompt, continuation) in enumerate(zip(*answers, strict=True)):
@@ -54,9 +54,9 @@ def check_identity(target, answers, drafter_of, num_draft_tokens, count=48):
 
 
 def test_the_answers_are_varied(answers):
-    assert len(answers.prompts) == 48
-    assert len({tuple(tokens) for tokens in answers.continuations}) > 36
-    assert len({token for tokens in answers.continuations for token in tokens}) > V - 4
+    assert len(answers.prompts) == 24
+    assert len({tuple(tokens) for tokens in answers.continuations}) > 18
+    assert len({token for tokens in answers.continuations for token in tokens}) > V - 12
 
 
 def test_plain_decoding(target, answers):
@@ -70,11 +70,11 @@ def test_plain_decoding(target, answers):
 
 def test_drafts_that_are_always_accepted(target, answers):
     drafted, accepted = check_identity(target, answers, partial(replay, answers, error=0.0), 5)
-    assert accepted == drafted == 48 * 5 * math.ceil((NEW_TOKENS - 1) / 6)
+    assert accepted == drafted == 24 * 5 * math.ceil((NEW_TOKENS - 1) / 6)
 
 
 def test_drafts_that_are_never_accepted(target, answers):
-    drafted, accepted = check_identity(target, answers, partial(replay, answers, error=1.0), 3, count=24)
+    drafted, accepted = check_identity(target, answers, partial(replay, answers, error=1.0), 3)
     assert accepted == 0
     assert drafted == 24 * 3 * (NEW_TOKENS - 1)
 
@@ -86,7 +86,7 @@ def test_drafts_that_are_sometimes_accepted(target, answers):
 
 def test_an_untrained_eagle3(target, answers, untrained):
     head = untrained(target)
-    drafted, accepted = check_identity(target, answers, lambda index: head, 2, count=24)
+    drafted, accepted = check_identity(target, answers, lambda index: head, 2)
     assert 0.1 < accepted / drafted < 0.9
 
 
@@ -138,7 +138,7 @@ def ending():
 
 def test_end_of_text_inside_an_accepted_run(ending, answers):
     cuts_inside = 0
-    for index in range(40):
+    for index in range(20):
         prompt, continuation = answers.prompts[index], answers.continuations[index]
         ends = sorted({continuation[9], continuation[20]})
         target = ending(ends)
@@ -153,7 +153,7 @@ def test_end_of_text_inside_an_accepted_run(ending, answers):
         # What was accepted behind the end of text counts, and no round follows.
         assert result.accepted == [5] * math.ceil((len(expected) - 1) / 6)
         cuts_inside += (len(expected) - 1) % 6 != 0
-    assert cuts_inside > 10
+    assert cuts_inside > 5
 
 
 def test_a_first_token_that_ends_the_text_needs_no_round(ending, answers):

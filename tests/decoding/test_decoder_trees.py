@@ -141,7 +141,7 @@ def checked(monkeypatch):
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_trees_of_an_untrained_eagle3(target, answers, untrained, shape, batch_size):
-    prompts = answers.prompts[:12]
+    prompts = answers.prompts[:6]
     results = Decoder(target, untrained(target), shape).generate_batch(prompts, NEW_TOKENS, batch_size)
     for result, expected in zip(results, answers.continuations, strict=False):
         assert result.tokens == expected[:NEW_TOKENS]
@@ -153,7 +153,7 @@ def test_trees_of_an_untrained_eagle3(target, answers, untrained, shape, batch_s
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_right_and_wrong_siblings(target, answers, shape, batch_size):
-    prompts = answers.prompts[:12]
+    prompts = answers.prompts[:6]
     oracle = Oracle(answers.prompts, answers.continuations)
     results = Decoder(target, oracle, shape).generate_batch(prompts, NEW_TOKENS, batch_size)
     for result, expected in zip(results, answers.continuations, strict=False):
@@ -193,8 +193,8 @@ def test_requests_that_end_at_different_times_make_room(answers, untrained, shap
     ends = sorted({answers.continuations[index][9 + index] for index in range(4)})
     model.generation_config.eos_token_id = ends
     target = Target.from_model(model)
-    prompts = answers.prompts[:20]
-    expected = [truncate(answer, NEW_TOKENS, frozenset(ends)) for answer in answers.continuations[:20]]
+    prompts = answers.prompts[:12]
+    expected = [truncate(answer, NEW_TOKENS, frozenset(ends)) for answer in answers.continuations[:12]]
     assert len({len(answer) for answer in expected}) > 5  # from at once to the limit
     for drafter in (untrained(target), Oracle(answers.prompts, answers.continuations)):
         decoder = Decoder(target, drafter, shape)
@@ -262,7 +262,7 @@ def test_a_tree_contains_the_chain_and_is_never_accepted_less(target, answers, u
 
     monkeypatch.setattr(LevelDrafting, "draft", both)
     better = 0
-    for prompt, expected in zip(answers.prompts[:12], answers.continuations, strict=False):
+    for prompt, expected in zip(answers.prompts[:8], answers.continuations, strict=False):
         pairs.clear()
         result = Decoder(target, untrained(target), STATIC).generate(prompt, NEW_TOKENS)
         emitted = 1

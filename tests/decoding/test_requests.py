@@ -65,7 +65,7 @@ def waits(monkeypatch) -> list[list[str]]:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_k=4, top_p=0.9)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_round_waits_for_the_device_once(target, answers, untrained, waits, shape, sampling, batch_size):
-    Decoder(target, untrained(target), shape, sampling).generate_batch(answers.prompts[:6], 12, batch_size)
+    Decoder(target, untrained(target), shape, sampling).generate_batch(answers.prompts[:4], 8, batch_size)
     assert len(waits) > 5
     assert waits[1:] == [["tolist"]] * (len(waits) - 1)
     assert {name for name in waits[0] if "lift_fresh" not in name} == {"tolist"}  # constants are copied once

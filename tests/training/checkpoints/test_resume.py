@@ -3,8 +3,11 @@ import os
 import pytest
 import torch
 
+from omegaconf import OmegaConf
+
 from specdraft.errors import UserError
-from specdraft.training.checkpoints.resume import find_resume, step_name
+from specdraft.training.checkpoints import resume as resuming
+from specdraft.training.checkpoints.resume import check_alike, find_resume, step_name
 
 
 def make_run(directory, *steps, age=0):
@@ -69,3 +72,32 @@ def test_auto_goes_back_to_an_earlier_run_and_gives_up_where_all_are_damaged(tmp
     truncate(old / step_name(5))
     with pytest.raises(UserError, match=r"every checkpoint below .* is damaged"):
         find_resume("auto", family, print)
+
+
+@pytest.mark.parametrize(
+    ("key", "was", "now"),
+    [
+        ("model.drafter._target_", "Eagle3", "Medusa"),
+        ("quantize", None, "int8"),
+        ("data.seed", 0, 1),
+        ("data.sequence_length", 192, 128),
+        ("data.limit", 1500, 7),
+        ("data.regenerate", True, False),
+        ("data.temperatures", [0.0], [0.0, 1.0]),
+        ("data.max_new_tokens", 64, 65),
+    ],
+)
+def test_what_decides_a_training_has_to_be_alike(tmp_path, monkeypatch, key, was, now):
+    data = {"seed": 0, "sequence_length": 192, "limit": 1500, "regenerate": True, "temperatures": [0.0]}
+    settings = {"model": {"drafter": {"_target_": "Eagle3"}}, "quantize": None, "data": data | {"max_new_tokens": 64}}
+    theirs, ours = OmegaConf.create(settings), OmegaConf.create(settings)
+    OmegaConf.update(theirs, key, was)
+    monkeypatch.setattr(resuming, "checkpoint_config", lambda path: OmegaConf.to_container(theirs))
+    check_alike(tmp_path / "last.ckpt", ours)
+    OmegaConf.update(ours, key, now)
+    with pytest.raises(UserError, match="the checkpoint .* was trained with") as error:
+        check_alike(tmp_path / "last.ckpt", ours)
+    assert f"{key}={was}, and this run has {now}" in str(error.value)
+    if key in ("data.temperatures", "data.max_new_tokens"):  # of answers that are not written anew
+        theirs.data.regenerate = ours.data.regenerate = False
+        check_alike(tmp_path / "last.ckpt", ours)
