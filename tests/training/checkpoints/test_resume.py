@@ -2,7 +2,6 @@ import os
 
 import pytest
 import torch
-
 from omegaconf import OmegaConf
 
 from specdraft.errors import UserError
@@ -95,7 +94,7 @@ def test_what_decides_a_training_has_to_be_alike(tmp_path, monkeypatch, key, was
     monkeypatch.setattr(resuming, "checkpoint_config", lambda path: OmegaConf.to_container(theirs))
     check_alike(tmp_path / "last.ckpt", ours)
     OmegaConf.update(ours, key, now)
-    with pytest.raises(UserError, match="the checkpoint .* was trained with") as error:
+    with pytest.raises(UserError, match=r"the checkpoint .* was trained with") as error:
         check_alike(tmp_path / "last.ckpt", ours)
     assert f"{key}={was}, and this run has {now}" in str(error.value)
     if key in ("data.temperatures", "data.max_new_tokens"):  # of answers that are not written anew
