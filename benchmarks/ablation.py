@@ -34,45 +34,43 @@ from specdraft.targets import Target
 
 RECIPE = "recipe"
 EAGLE3 = "model=eagle3"
+PUBLISHED = {  # what EAGLE-3's paper has, and recipes for small data have not
+    "hidden states as they are": ["model.drafter.fc_norm=false"],
+    "feedback as it is": ["model.drafter.norm_output=false"],
+    "half of the vocabulary": ["model.draft_vocab_size={half}"],
+    "five steps": ["model.drafter.ttt_steps=5", "model.drafter.step_decay=0.8"],
+}
 ARMS: Mapping[str, Sequence[str]] = {
     RECIPE: [EAGLE3],
+    **{name: [EAGLE3, *overrides] for name, overrides in PUBLISHED.items()},
+    "as published": [EAGLE3, *(each for overrides in PUBLISHED.values() for each in overrides)],
+    # Heads that read the embedding of the newest token beside the state, not in the attention alone.
     "EAGLE-1": ["model=eagle"],
-    # What EAGLE-1 has and EAGLE-3 has not, one by one, then together.
+    "MTP": ["model=mtp"],
+    # What those have and EAGLE-3 has not.
     "last state among the features": [EAGLE3, "model.drafter.layers={last}"],
     "projection frozen": [EAGLE3, "model.drafter.projection=frozen"],
     "projection and norm frozen": [EAGLE3, "model.drafter.projection=frozen", "model.drafter.output_norm=frozen"],
     "norm as the target's": [EAGLE3, "model.drafter.output_norm=target"],
-    "last state, norm as the target's": [EAGLE3, "model.drafter.layers={last}", "model.drafter.output_norm=target"],
     "regression to the last state": [EAGLE3, "model.drafter.regression_weight=1"],
-    "whole vocabulary": [EAGLE3, "model.draft_vocab_size=null"],
-    "all of EAGLE-1's": [
-        EAGLE3,
-        "model.drafter.layers={last}",
-        "model.drafter.projection=frozen",
-        "model.drafter.output_norm=frozen",
-        "model.drafter.regression_weight=1",
-        "model.drafter.distillation_weight=0.1",
-        "model.draft_vocab_size=null",
-        "model.drafter.ttt_steps=1",
-    ],
     # What the literature recommends.
-    "norm before the fusion": [EAGLE3, "model.drafter.norm_before_fc=true"],
+    "norm before the fusion": [EAGLE3, "model.drafter.fc_norm=false", "model.drafter.norm_before_fc=true"],
     "norm before fusion and residual": [
         EAGLE3,
+        "model.drafter.fc_norm=false",
         "model.drafter.norm_before_fc=true",
         "model.drafter.norm_before_residual=true",
     ],
-    "a norm per feature, normed output": [EAGLE3, "model.drafter.fc_norm=true", "model.drafter.norm_output=true"],
     "norms of queries and keys": [EAGLE3, "model.drafter.qk_norm=true"],
     "weights by confidence (D-PACE)": [EAGLE3, "model.drafter.confidence_smoothing=0.5"],
     "Muon": [EAGLE3, "model.optimizer.name=muon"],
     "every answer counts alike": [EAGLE3, "model.drafter.sequence_mean=true"],
-    "three steps": [EAGLE3, "model.drafter.ttt_steps=3"],
     "steps grow over the first half": [EAGLE3, "model.drafter.ttt_growth=0.5"],
     "LK hybrid": [EAGLE3, "model.drafter.divergence=lk_hybrid"],
     "warm-up, stable, decay": [EAGLE3, "model.optimizer.schedule=wsd"],
     "twice as many layers": [EAGLE3, "model.drafter.num_layers=2"],
 }
+VOCABULARIES = {"tiny": 4096, "smollm2-135m": 49152}  # of the targets, for the arm with half of it
 TEMPERATURES = (0.0, 1.0)
 BATCH = 16  # requests side by side; acceptance does not depend on it
 
@@ -80,7 +78,7 @@ BATCH = 16  # requests side by side; acceptance does not depend on it
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="tiny", help="of conf/target")
+    parser.add_argument("--target", default="tiny", choices=VOCABULARIES, help="of conf/target")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="recipe is always among them")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=250)
@@ -95,7 +93,8 @@ def arguments() -> argparse.Namespace:
 def trained(name: str, seed: int, options: argparse.Namespace, last: str) -> Path:
     """The run of an arm, trained if it is not there or was cut off."""
     run = options.work / f"{options.target}-{options.steps}" / re.sub(r"\W+", "-", name) / str(seed)
-    overrides = [part.replace("{last}", last) for part in ARMS[name]]
+    half = str(VOCABULARIES[options.target] // 2)
+    overrides = [part.replace("{last}", last).replace("{half}", half) for part in ARMS[name]]
     overrides += [f"target={options.target}", f"seed={seed}", "data.seed=0", f"trainer.max_steps={options.steps}"]
     overrides += ["live.every_n_steps=0", "evaluate=false", "export=null", *options.override]
     done = run / "overrides.json"  # written last

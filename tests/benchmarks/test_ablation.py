@@ -4,7 +4,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from ablation import ARMS, RECIPE, gain
-from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3
 from specdraft.entry import CONF, build
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
@@ -21,10 +21,10 @@ def test_gains_are_taken_seed_by_seed():
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_makes_a_drafter_and_no_two_are_alike(arm: str) -> None:
     target = Target.from_model(tiny_llama(num_hidden_layers=6))
-    overrides = [part.replace("{last}", "[2,3,6]") for part in ARMS[arm]]
+    overrides = [part.replace("{last}", "[2,3,6]").replace("{half}", "32") for part in ARMS[arm]]
     with initialize_config_dir(str(CONF), version_base=None):
         config = compose("train", [*overrides, "target=tiny"])
     drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=None)
-    assert type(drafter) is (Eagle if arm == "EAGLE-1" else Eagle3)
+    assert type(drafter) is {"EAGLE-1": Eagle, "MTP": MTP}.get(arm, Eagle3)
     build(config.model.optimizer)
     assert [other for other in ARMS if sorted(ARMS[other]) == sorted(ARMS[arm])] == [arm]

@@ -37,25 +37,29 @@ LEAST_ACCEPTANCE_LENGTH = {
 
 @dataclass(frozen=True)
 class Short:
-    """How a short drafter is trained. options: what makes it a variant, of ``model.drafter``."""
+    """How a short drafter is trained. options: what makes it a variant, of ``model.drafter``. draft_vocab_size: of a
+    vocabulary of its own; None: as the recipe has it."""
 
     model: str
     steps: int
     options: tuple[str, ...] = ()
+    draft_vocab_size: int | None = None
 
     def overrides(self, target: str | None = None) -> list[str]:
         """Of ``train.py``; target: another one than the embedded one, which is not asked for answers."""
         options = [f"model.drafter.{option}" for option in self.options]
         # Engines serve Medusa heads with the whole vocabulary.
-        whole = ["model.draft_vocab_size=null"] if self.model == "medusa" else []
+        size = "null" if self.model == "medusa" else self.draft_vocab_size
+        vocabulary = [] if size is None else [f"model.draft_vocab_size={size}"]
         made = [] if target is None else [f"target.name={target}", "data.regenerate=false"]
-        return [f"model={self.model}", *TRAINING, f"trainer.max_steps={self.steps}", *options, *whole, *made]
+        return [f"model={self.model}", *TRAINING, f"trainer.max_steps={self.steps}", *options, *vocabulary, *made]
 
 
+PAPER = ("fc_norm=false", "norm_output=false", "ttt_steps=5", "step_decay=0.8")  # EAGLE-3 as it was published
 # Enough to be accepted in a minute or two of 2 cores; a better drafter would show nothing more. Together the variants
 # have every option of EAGLE-3 that vLLM computes, in its Llama and its Qwen3 class. Windows are shorter than prompts.
 SHORT = {
-    "eagle3": Short("eagle3", 160),
+    "eagle3": Short("eagle3", 160, PAPER, 2048),
     "eagle": Short("eagle", 120),
     "medusa": Short("medusa", 100),
     "draft": Short("draft", 100),
@@ -74,8 +78,9 @@ SHORT = {
             "own_embedding=true",
             "attention_bias=true",
             "sliding_window=24",
-            "ttt_steps=3",
+            "fc_norm=false",
         ),
+        2048,
     ),
     "eagle3-qwen3": Short(
         "eagle3",
@@ -86,8 +91,9 @@ SHORT = {
             "num_layers=2",
             "layers=[2,6,11,16]",  # four, the last layer's output among them
             "sliding_window=32",
-            "ttt_steps=3",
+            "norm_output=false",
         ),
+        2048,
     ),
 }
 

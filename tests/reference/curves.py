@@ -17,6 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from specdraft.commands import train
 
 FOLDER = Path(__file__).parent
+EAGLE3 = ["model.drafter.ttt_steps=3", "model.drafter.step_decay=0.8", "model.draft_vocab_size=512"]
 FAMILIES = {
     "draft": ["model.drafter.copy_layers=2"],
     "pard": ["model.drafter.parallel=true", "model.drafter.copy_layers=2", "model.drafter.num_drafts=3"],
@@ -28,8 +29,8 @@ FAMILIES = {
     "domino": ["model.drafter.num_layers=2", "model.drafter.block_size=4", "model.draft_vocab_size=512"],
     "hydra": ["model.drafter.num_heads=3", "model.drafter.num_layers=1", "model.draft_vocab_size=512"],
     "eagle": ["model.drafter.ttt_steps=1", "model.drafter.feature_noise=0"],
-    "eagle3": ["model.drafter.ttt_steps=3", "model.draft_vocab_size=512"],
-    "eagle3_1": ["model.drafter.ttt_steps=3", "model.draft_vocab_size=512"],
+    "eagle3": [*EAGLE3, "model.drafter.fc_norm=false", "model.drafter.norm_output=false"],
+    "eagle3_1": EAGLE3,
 }
 MODELS = {"pard": "draft"}  # the others are named as their models are
 # What a recipe or a default may say otherwise one day: the curves are about the code, not about them.
