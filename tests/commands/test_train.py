@@ -290,7 +290,7 @@ def test_init_trains_on(train, arguments, tmp_path):
     weights = [(run / "drafter" / "model.safetensors").read_bytes() for run in (first, second)]
     assert weights[0] == weights[1]
     for override, sentence in (
-        ("model.drafter.fc_norm=true", "fc_norm=False, and the configuration makes one with True"),
+        ("model.drafter.fc_norm=false", "fc_norm=True, and the configuration makes one with False"),
         ("model=medusa", "kind Eagle3, and the configuration makes Medusa"),
         ("init=/nowhere", "there is no drafter checkpoint at /nowhere"),
     ):
