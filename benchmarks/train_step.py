@@ -1,5 +1,5 @@
-"""A training step side by side: ours and speculators 0.9.0's own; of EAGLE-3 also ours on a sample of the positions, and
-a plain reference.
+"""A training step side by side: ours and speculators 0.9.0's own; of EAGLE-3 also ours on a sample of the positions
+and a plain reference.
 
 ``python benchmarks/train_step.py [--family eagle3|p_eagle|dflash] [--speculators-python PATH]``. Every contender has a
 process of its own, the same weights and the same data; steps are taken in turns. Reported: tokens per second of wall
@@ -221,7 +221,9 @@ def main() -> None:
     parser.add_argument("--num-layers", type=int, help="decoder layers (default 1, 4, 5)")
     parser.add_argument("--steps", type=int, help="steps of the training-time test, tokens of P-EAGLE (default 5, 8)")
     parser.add_argument("--anchors", type=int, default=512, help="blocks of DFlash in a step, on average (default 512)")
-    parser.add_argument("--no-reference", action="store_true", help="leave out EAGLE-3's plain reference, which needs 3 GiB")
+    parser.add_argument(
+        "--no-reference", action="store_true", help="leave out EAGLE-3's plain reference, which needs 3 GiB"
+    )
     arguments = parser.parse_args()
 
     pythons = contenders_of(arguments.family, arguments.speculators_python, not arguments.no_reference)

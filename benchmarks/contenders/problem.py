@@ -111,7 +111,9 @@ def make_problem(shape: Shape, seed: int = 0) -> Problem:
         weights["hidden_norm.weight"] = torch.ones(h)
         for index in range(shape.num_layers):
             weights |= layer(f"blocks.{index}", h)
-            weights |= {f"blocks.{index}.self_attn.{norm}.weight": torch.ones(HEAD_DIM) for norm in ("q_norm", "k_norm")}
+            weights |= {
+                f"blocks.{index}.self_attn.{norm}.weight": torch.ones(HEAD_DIM) for norm in ("q_norm", "k_norm")
+            }
     else:
         weights |= layer("midlayer", 2 * h) | {"midlayer.hidden_norm.weight": torch.ones(h)}
         for index in range(shape.num_layers - 1):

@@ -1,5 +1,5 @@
-"""The training steps of vLLM's speculators 0.9.0, in an environment of its own (``make benchmark-peers``): sdpa attention
-and the eager loss (the fused one needs a GPU).
+"""The training steps of vLLM's speculators 0.9.0, in an environment of its own (``make benchmark-peers``): with sdpa
+attention and the eager loss, as the fused one needs a GPU.
 
 What differs from ours by definition, and how it is met here. In all families:
 
