@@ -1,5 +1,7 @@
 """specdraft's own step."""
 
+from typing import Any
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -61,7 +63,7 @@ def build(problem: Problem, sampled: bool = False) -> Contender:
 
 def _drafter(problem: Problem, sampled: bool) -> Eagle3 | DFlash:
     shape = problem.shape
-    common = {
+    common: dict[str, Any] = {
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_attention_heads": shape.num_heads,
@@ -76,15 +78,20 @@ def _drafter(problem: Problem, sampled: bool) -> Eagle3 | DFlash:
         "max_position_embeddings": 4096,
     }
     if shape.family == "dflash":
-        blocks = {"block_size": shape.block_size, "num_anchors": shape.anchors, "mask_token": MASK_TOKEN}
+        blocks: dict[str, Any] = {
+            "block_size": shape.block_size,
+            "num_anchors": shape.anchors,
+            "mask_token": MASK_TOKEN,
+        }
         return DFlash(**common, **blocks, step_decay=STEP_DECAY)
     if shape.family == "p_eagle":
-        drawn = {"step_decay": SHARE_DECAY, "sample_positions": True}
+        drawn: dict[str, Any] = {"step_decay": SHARE_DECAY, "sample_positions": True}
         return PEagle(**common, **drawn, mask_token=MASK_TOKEN, ttt_steps=shape.steps)
     return Eagle3(**common, ttt_steps=shape.steps, step_decay=STEP_DECAY, sample_positions=sampled)
 
 
 def _totals(problem: Problem) -> list[float]:
-    """What the sum of every step is divided by: the rows of all steps together, as speculators has it."""
+    """What the sum of every step is divided by: the rows of all steps together, as speculators has it; in DFlash's a
+    row counts for those that were not drawn, too."""
     drawn = [rows.sum().item() for rows in problem.drawn()]
-    return [sum(drawn)] * len(drawn)
+    return [sum(drawn) / problem.kept] * len(drawn)

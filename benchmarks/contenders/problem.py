@@ -70,11 +70,15 @@ class Problem:
         ``torch.manual_seed(DRAWS)``, so that all contenders draw alike."""
         chances = torch.rand(len(self.loss_mask), generator=torch.Generator().manual_seed(DRAWS))
         if self.shape.family == "dflash":
-            share = self.shape.anchors / self.loss_mask[1:].sum().item()
-            shares = [share] * (self.shape.block_size - 1)
+            shares = [self.kept] * (self.shape.block_size - 1)
         else:
             shares = [max(SHARE_DECAY**step, LEAST_SHARE) for step in range(self.shape.steps)]
         return [self._asked(step) & (chances < share) for step, share in enumerate(shares)]
+
+    @property
+    def kept(self) -> float:
+        """The share of the positions that DFlash's blocks begin at, of EAGLE's all."""
+        return min(1.0, self.shape.anchors / self.loss_mask[1:].sum().item()) if self.shape.family == "dflash" else 1.0
 
     def _asked(self, step: int) -> Tensor:
         """The positions that ``2 + step`` tokens to learn follow, bool ``[T]``: a draft begins behind the first."""

@@ -75,5 +75,5 @@ def _shapes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str
 
 
 def _mlp(name: str, inner: int, h: int) -> dict[str, tuple[int, ...]]:
-    wide = {f"{name}.{part}.weight": (inner, h) for part in ("gate_proj", "up_proj")}
+    wide: dict[str, tuple[int, ...]] = {f"{name}.{part}.weight": (inner, h) for part in ("gate_proj", "up_proj")}
     return wide | {f"{name}.down_proj.weight": (h, inner)}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import Glm4MoeConfig
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeMoE
 
-SETTINGS = ("moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "n_group")
-SETTINGS += ("topk_group", "norm_topk_prob", "routed_scaling_factor")
+SETTINGS = ["moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "n_group"]
+SETTINGS += ["topk_group", "norm_topk_prob", "routed_scaling_factor"]
 CORRECTION = "mlp.gate.e_score_correction_bias"  # of the router's choice, kept in fp32; it is not trained
 _STACKED = {"mlp.experts.gate_up_proj": ("gate_proj", "up_proj"), "mlp.experts.down_proj": ("down_proj",)}
 

@@ -3,7 +3,6 @@
 An MTP layer is a decoder layer of some kind behind two norms and a projection; a layout says which. That of MiMo
 (2505.07608) is also what a target of any other architecture is given."""
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,11 +79,13 @@ def refuse_others(target: Target) -> None:
 
 
 def _of_others(target: Target) -> Iterator[tuple[str, str]]:
-    files = None
-    if _claims(target):
-        with contextlib.suppress(UserError):  # a target in memory has none
-            files = Weights(target.identity.name, target.identity.revision)
-    for pattern, title in _OTHERS.items() if files is not None else ():
+    if not _claims(target):
+        return
+    try:
+        files = Weights(target.identity.name, target.identity.revision)
+    except UserError:  # a target in memory has none
+        return
+    for pattern, title in _OTHERS.items():
         if (name := files.matching(pattern)) is not None:
             yield name, title
 
