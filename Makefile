@@ -133,7 +133,7 @@ parity-answers: $(INSTALLED) $(PARITY_VENV)/.installed ## answers of `vllm serve
 docs: $(INSTALLED) ## the documentation as a site, build/docs/index.html
 	$(RUN) -m sphinx -q -W --keep-going -n docs build/docs
 
-benchmark: $(INSTALLED) ## the training step side by side; ARGS goes to benchmarks/train_step.py
+benchmark: $(INSTALLED) ## the training step side by side; ARGS="--family dflash" for another than EAGLE-3's
 	$(RUN) benchmarks/train_step.py $(ARGS)
 
 $(PEERS_VENV)/.installed: requirements/speculators.txt

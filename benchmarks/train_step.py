@@ -1,12 +1,13 @@
-"""The EAGLE-3 training step side by side: ours, ours on a sample of the positions, a plain reference, and speculators
-0.9.0's own.
+"""A training step side by side: ours and speculators 0.9.0's own; of EAGLE-3 also ours on a sample of the positions
+and a plain reference.
 
-``python benchmarks/train_step.py [--speculators-python PATH]``. Every contender has a process of its own, the same
-weights and the same data; steps are taken in turns. Reported: tokens per second of wall clock and of processor time
-(medians), the memory that a step needs above what the process holds anyway (weights, optimizer state, libraries), and
-the losses, which must agree to 1e-4 where the definitions do (contenders/speculators.py says where they do not). Beside
-them the loss's matrix products alone take turns, each by the fastest library of this machine: where all tokens are
-supervised, the arithmetic of a contender's step over its time is given as a share of that rate.
+``python benchmarks/train_step.py [--family eagle3|p_eagle|dflash] [--speculators-python PATH]``. Every contender has a
+process of its own, the same weights and the same data; steps are taken in turns. Reported: tokens per second of wall
+clock and of processor time (medians), the memory that a step needs above what the process holds anyway (weights,
+optimizer state, libraries), and the losses, which must agree to 1e-4 where the definitions do
+(contenders/speculators.py says where they do not). Beside them the loss's matrix products alone take turns, each by the
+fastest library of this machine: of EAGLE-3, where all tokens are supervised, the arithmetic of a contender's step over
+its time is given as a share of that rate.
 
 ``make benchmark-peers`` makes the environment that ``--speculators-python`` names and runs this.
 """
@@ -28,10 +29,15 @@ from typing import Any
 import torch
 
 from common import alternate, median_ratio, print_table, write_result
-from contenders.problem import HEAD_DIM, LAYERS, Shape
+from contenders.problem import FAMILIES, HEAD_DIM, LAYERS, Shape
 from specdraft.onednn import product
 
 LOSS_TOLERANCE = 1e-4
+DEFAULTS = {  # of a family's recipe, but for the steps of EAGLE-3
+    "eagle3": {"num_layers": 1, "steps": 5},
+    "p_eagle": {"num_layers": 4, "steps": 8},
+    "dflash": {"num_layers": 5},
+}
 
 
 class Worker:
@@ -99,7 +105,8 @@ class Products:
 
 
 def step_flops(shape: Shape) -> float:
-    """Matrix products of a step whose tokens are all supervised, forward and backward; attention's own are left out."""
+    """Matrix products of a step of EAGLE-3 whose tokens are all supervised, forward and backward; attention's own are
+    left out."""
     hidden, queries, keys = shape.hidden_size, shape.num_heads * HEAD_DIM, shape.num_kv_heads * HEAD_DIM
     layer = 2 * hidden * (queries + 2 * keys) + queries * hidden + 3 * hidden * shape.intermediate_size
     rows = sum(shape.tokens - 2 - step for step in range(shape.steps))  # that are followed by a token to predict
@@ -135,7 +142,7 @@ def compare(shape: Shape, pythons: dict[str, str], rounds: int, threads: int) ->
             "loss_difference": abs(losses[0] - ours.memory["loss"]) / abs(ours.memory["loss"]),
             "product_flops_per_second": statistics.median(rates),
             "share_of_product_rate": None
-            if shape.first_supervised
+            if shape.first_supervised or shape.family != "eagle3"
             else step_flops(shape) / median_product(seconds["wall"], rates),
             "ours_speed_ratio": median_ratio(seconds["wall"], mine["wall"]),
             "ours_cpu_speed_ratio": median_ratio(seconds["cpu"], mine["cpu"]),
@@ -181,9 +188,29 @@ def show(title: str, contenders: dict[str, Any]) -> None:
     print_table(header, rows)
 
 
+def contenders_of(family: str, peer: str | None, reference: bool) -> dict[str, str]:
+    """The interpreter of each contender, ours first. peer: one that has speculators."""
+    names = ["ours", "ours-sampled"] if family == "eagle3" else ["ours"]
+    if family == "eagle3" and reference:
+        names.append("reference")
+    found = dict.fromkeys(names, sys.executable)
+    if peer:
+        found["speculators"] = peer
+        if family != "dflash":  # whose head both of them freeze
+            found["speculators-frozen_head"] = peer
+    return found
+
+
+def comparable(name: str, family: str, first_supervised: int) -> bool:
+    """Whether a contender's loss is ours by definition. A sample is other rows each time, and with a prompt speculators
+    supervises other rows of EAGLE-3 than we do."""
+    return name != "ours-sampled" and not (name.startswith("speculators") and family == "eagle3" and first_supervised)
+
+
 def main() -> None:
     """Parse options, compare on each setting, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=FAMILIES, default="eagle3")
     parser.add_argument("--speculators-python", help="interpreter of an environment with speculators 0.9.0")
     parser.add_argument("--rounds", type=int, default=5, help="measured steps of each contender (default 5)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -191,16 +218,18 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=512)
     parser.add_argument("--draft-vocab-size", type=int, default=32_000)
     parser.add_argument("--vocab-size", type=int, help="of the target (default: as large as the draft vocabulary)")
-    parser.add_argument("--steps", type=int, default=5, help="steps of the training-time test (default 5)")
-    parser.add_argument("--no-reference", action="store_true", help="leave out the plain reference, which needs 3 GiB")
+    parser.add_argument("--num-layers", type=int, help="decoder layers (default 1, 4, 5)")
+    parser.add_argument("--steps", type=int, help="steps of the training-time test, tokens of P-EAGLE (default 5, 8)")
+    parser.add_argument("--anchors", type=int, default=512, help="blocks of DFlash in a step, on average (default 512)")
+    parser.add_argument(
+        "--no-reference", action="store_true", help="leave out EAGLE-3's plain reference, which needs 3 GiB"
+    )
     arguments = parser.parse_args()
 
-    pythons = {"ours": sys.executable, "ours-sampled": sys.executable}
-    if not arguments.no_reference:
-        pythons["reference"] = sys.executable
-    if arguments.speculators_python:
-        pythons |= dict.fromkeys(("speculators", "speculators-frozen_head"), arguments.speculators_python)
+    pythons = contenders_of(arguments.family, arguments.speculators_python, not arguments.no_reference)
+    chosen = {"num_layers": arguments.num_layers, "steps": arguments.steps}
     shape = {
+        "family": arguments.family,
         "hidden_size": arguments.hidden_size,
         "intermediate_size": 3 * arguments.hidden_size,
         "num_heads": arguments.hidden_size // 64,
@@ -208,7 +237,9 @@ def main() -> None:
         "vocab_size": arguments.vocab_size or arguments.draft_vocab_size,
         "draft_vocab_size": arguments.draft_vocab_size,
         "tokens": arguments.tokens,
-        "steps": arguments.steps,
+        "anchors": arguments.anchors,
+        **DEFAULTS[arguments.family],
+        **{name: value for name, value in chosen.items() if value is not None},
     }
     torch.set_num_threads(arguments.threads)
     settings = {"all_tokens_supervised": 0, "half_is_prompt": arguments.tokens // 2}
@@ -221,12 +252,9 @@ def main() -> None:
         show(title.replace("_", " "), contenders)
         result[title] = contenders
         for name, contender in contenders.items():
-            # With a prompt the peer supervises other rows than we do, a sample is other rows each time: the losses then
-            # differ by definition.
-            comparable = name != "ours-sampled" and (first_supervised == 0 or not name.startswith("speculators"))
-            if comparable and contender["loss_difference"] > LOSS_TOLERANCE:
+            if comparable(name, arguments.family, first_supervised) and contender["loss_difference"] > LOSS_TOLERANCE:
                 disagreeing.append(f"{name} ({title}): {contender['loss_difference']:.1e}")
-    path = write_result("train_step", {**shape, "rounds": arguments.rounds}, {"contenders": result})
+    path = write_result(f"train_step_{arguments.family}", {**shape, "rounds": arguments.rounds}, {"contenders": result})
     print(f"\nwritten to {path}")
     if disagreeing:
         sys.exit(f"error: losses differ by more than {LOSS_TOLERANCE}: {', '.join(disagreeing)}")

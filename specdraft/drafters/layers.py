@@ -4,6 +4,7 @@ N = positions of a pass, Hq / Hk = query / key-value heads, d = head size."""
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
@@ -17,7 +18,7 @@ class Projections(nn.Module):
     """The projections of an attention whose queries, keys and values read ``width`` features. qk_norm: a norm of every
     head's query and key before they are rotated, as Qwen3 has it. Where the configuration has an
     ``attention_output_bias``, that says whether the last projection has one. cos, sin: ``[N, d]`` of the rotary
-    positions."""
+    positions; where they are narrower, the rest of a head is not rotated."""
 
     def __init__(self, config: LlamaConfig, width: int, qk_norm: bool = False) -> None:
         super().__init__()
@@ -43,7 +44,10 @@ class Projections(nn.Module):
     def _rotated(self, projected: Tensor, norm: nn.Module | None, cos: Tensor, sin: Tensor) -> Tensor:
         heads = projected.view(len(projected), -1, self.head_dim)  # [N, heads, d]
         heads = heads if norm is None else norm(heads)
-        return heads * cos[:, None] + rotate_half(heads) * sin[:, None]
+        turned = heads[..., : cos.shape[-1]]
+        turned = turned * cos[:, None] + rotate_half(turned) * sin[:, None]
+        kept = heads[..., cos.shape[-1] :]
+        return torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
 
 
 def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:

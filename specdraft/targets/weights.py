@@ -1,5 +1,6 @@
 """Single weights of a target's files, read without loading the model."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,6 +39,10 @@ class Weights:
         """The name that ends so, if it is one alone: models wrap each other in prefixes."""
         found = [name for name in self._files if name == end or name.endswith(f".{end}")]
         return found[0] if len(found) == 1 else None
+
+    def matching(self, pattern: str) -> str | None:
+        """The first name, in the alphabet, that a regular expression matches as a whole."""
+        return min((name for name in self._files if re.fullmatch(pattern, name)), default=None)
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """The tensors. Raises UserError for one that is not there."""

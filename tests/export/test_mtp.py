@@ -7,10 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdraft.drafters.eagle.mtp import OWN
+from specdraft.drafters.eagle.mtp_layouts import LAYOUTS
 from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.vllm import VLLM
+
+OWN = LAYOUTS["mimo"].prefix
 
 
 def test_the_file_holds_the_layer_and_what_the_target_lends(target, make_drafter, save, tmp_path):

@@ -7,10 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from specdraft.drafters.eagle.mtp import ARCHITECTURE, MTP, OWN
+from specdraft.drafters.eagle import MTP
+from specdraft.drafters.eagle.mtp_layouts import LAYOUTS
 from specdraft.files import atomic_directory
 from specdraft.targets import Target
 from specdraft.targets.loading import location
+
+ARCHITECTURE, OWN = LAYOUTS["mimo"].architecture, LAYOUTS["mimo"].prefix
 
 _OF_LLAMA = ("architectures", "model_type", "attention_bias", "mlp_bias", "head_dim", "pretraining_tp", "dtype")
 

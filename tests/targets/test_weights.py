@@ -52,3 +52,8 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret"}}))
     with pytest.raises(UserError, match="which lies elsewhere"):
         Weights(str(tmp_path)).read(["a"])
+
+
+def test_a_name_is_found_by_a_pattern(checkpoint):
+    assert Weights(checkpoint).matching(r"model\..*\.weight") == "model.a.weight"
+    assert Weights(checkpoint).matching("a") is None

@@ -105,11 +105,13 @@ class Attention(Projections):
 class PlainLayer(nn.Module):
     """EAGLE-1's layer: a Llama decoder layer without the norm before its attention."""
 
-    def __init__(self, config: LlamaConfig, width: int | None = None, qk_norm: bool = False) -> None:
+    def __init__(
+        self, config: LlamaConfig, width: int | None = None, qk_norm: bool = False, mlp: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.self_attn = Attention(config, width or config.hidden_size, qk_norm)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = LlamaMLP(config)
+        self.mlp = LlamaMLP(config) if mlp is None else mlp
 
     def forward(self, x: Tensor, residual: Tensor, attend: Attend) -> Tensor:
         """Attention reads x ``[N, width]``, the stream is residual ``[N, H]`` -> the stream after it, ``[n, H]``."""
@@ -135,10 +137,10 @@ class FusionLayer(PlainLayer):
 
 
 class LaterLayer(PlainLayer):
-    """EAGLE-3's further layers: a Llama or Qwen3 decoder layer as it is."""
+    """EAGLE-3's further layers: a Llama or Qwen3 decoder layer as it is, or with another ``mlp`` in it."""
 
-    def __init__(self, config: LlamaConfig, qk_norm: bool = False) -> None:
-        super().__init__(config, qk_norm=qk_norm)
+    def __init__(self, config: LlamaConfig, qk_norm: bool = False, mlp: nn.Module | None = None) -> None:
+        super().__init__(config, qk_norm=qk_norm, mlp=mlp)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, stream: Tensor, attend: Attend) -> Tensor:  # type: ignore[override]

@@ -4,16 +4,18 @@ N = positions of a pass, n = queries, H = hidden size, V = vocabulary.
 
 - The layer is that of MiMo (2505.07608), after DeepSeek-V3 (2412.19437, section 2.2): ``[norm(hidden state),
   norm(embedding of the next token)]``, 2H -> H, a Qwen2 decoder layer, a norm. The embedding at position 0 counts as
-  zero.
+  zero. For GLM-4-MoE it is that model's own: the embedding first, a part of each head rotated, a mixture of experts.
 - What the last norm gives is read by the target's own projection, and by the layer itself in the place of the target's
   hidden state at the next token: one layer serves any number of tokens, and is trained so (FastMTP, 2509.18362): some
-  steps of the training-time test, each weighing ``step_decay`` of the one before it.
+  steps of the training-time test, each weighing ``step_decay`` of the one before it. GLM's reads what goes into that
+  norm, as vLLM has it.
 - The hidden state is the target's last one. Engines hand MiMo's layer that before the final norm, and any other
   target's after it.
 
 A target that has such a layer gives its weights to begin with; for any other one it is trained."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,14 +24,15 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.drafters.base import constructor_arguments
 from specdraft.drafters.eagle.borrowed_head import BorrowedHead
+from specdraft.drafters.eagle.experts import SETTINGS, mixture, published, routed_weights, stacked
 from specdraft.drafters.eagle.forward import Attends, LaterLayer, Output
+from specdraft.drafters.eagle.mtp_layouts import LAYOUTS, USUAL, layout_of, refuse_others
 from specdraft.drafters.layers import initialize, shape_of
+from specdraft.drafters.rotary import RotaryTable
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.weights import Weights
 
-ARCHITECTURE = "MiMoForCausalLM"  # of a target that has the layer
-OWN = "model.mtp_layers.0."  # where it keeps it
 STARTS = ("auto", "own", "scratch")
 
 
@@ -39,26 +42,48 @@ class MTP(BorrowedHead, family="mtp"):
 
     TITLE = "MTP"
 
-    def __init__(self, layers: Sequence[int] = (), ttt_steps: int = 3, step_decay: float = 0.6, **shared: Any) -> None:
+    def __init__(
+        self,
+        layers: Sequence[int] = (),
+        ttt_steps: int = 3,
+        step_decay: float = 0.6,
+        layout: str = USUAL,
+        qk_norm: bool = False,
+        attention_bias: bool = True,
+        rotated: float = 1.0,
+        experts: Mapping[str, Any] | None = None,
+        **shared: Any,
+    ) -> None:
         """Build with random weights; ``shared`` is what every ``EagleHead`` takes. ``layers``: the target's last one,
-        to read the hidden state before its final norm; none: after it. Raises UserError as ``EagleHead`` does, for more
-        layers, and for heads of attention that do not share the width among them."""
+        to read the hidden state before its final norm; none: after it. ``layout``: of ``LAYOUTS``. ``qk_norm``: norms
+        of queries and keys; ``attention_bias``: of queries, keys and values; ``rotated``: the share of a head that
+        positions rotate; ``experts``: the settings of a mixture in the place of the MLP. Raises UserError as
+        ``EagleHead`` does, for more layers, no such layout, and where engines want it, for heads of attention that do
+        not share the width among them."""
         arguments = constructor_arguments(locals())
         super().__init__(ttt_steps=ttt_steps, step_decay=step_decay, **shared)
         self._arguments |= arguments
-        self.layers = tuple(layers)
+        if layout not in LAYOUTS:
+            raise UserError(f"layout is {layout!r}: expected one of {', '.join(LAYOUTS)}")
+        self.layers, self.layout, self.experts = tuple(layers), LAYOUTS[layout], experts
         if len(self.layers) > 1:
             raise UserError(f"layers is {list(layers)}: expected the target's last one, or none")
         config = self.layer_config
-        if config.num_attention_heads * (config.head_dim or 0) != config.hidden_size:
+        assert config.head_dim is not None
+        if self.layout.shares_width and config.num_attention_heads * config.head_dim != config.hidden_size:
             wrong = f"{config.num_attention_heads} heads of {config.head_dim} are not the width {config.hidden_size}"
             raise UserError(f"{wrong}: expected so, as engines run the MTP layer with heads that share the width")
-        config.attention_bias, config.attention_output_bias = True, False  # as Qwen2's
+        config.attention_bias, config.attention_output_bias = attention_bias, False  # as Qwen2's
+        if rotated != 1.0:
+            turned = copy.deepcopy(config)
+            turned.head_dim = int(config.head_dim * rotated)
+            self.rotary = RotaryTable(turned)
         hidden_size, epsilon = config.hidden_size, config.rms_norm_eps
         self.token_layernorm = LlamaRMSNorm(hidden_size, epsilon)
         self.hidden_layernorm = LlamaRMSNorm(hidden_size, epsilon)
         self.input_proj = nn.Linear(2 * hidden_size, hidden_size, bias=False)
-        self.layer = LaterLayer(config)
+        mlp = None if experts is None else mixture(hidden_size, config.hidden_act, experts)
+        self.layer = LaterLayer(config, qk_norm, mlp)
         self.final_layernorm = LlamaRMSNorm(hidden_size, epsilon)
         self.apply(initialize)
 
@@ -74,22 +99,30 @@ class MTP(BorrowedHead, family="mtp"):
         """A layer of the shape of ``target``'s own, as engines build it from its configuration. start: the target's
         ``own`` layer or ``scratch``; ``auto``: its own if it has one. before_norm: whether it reads the hidden state
         before the final norm; None: as engines serve this target. Raises UserError for another start or one that the
-        target has not, for a target whose heads cannot share its width, and a draft vocabulary that is not the whole.
-        """
+        target has not, for a target whose heads cannot share its width, or whose layer is of another layout, and a
+        draft vocabulary that is not the whole."""
         if start not in STARTS:
             raise UserError(f"model.drafter.start is {start!r}: expected one of {', '.join(STARTS)}")
         cls.check_whole(target, draft_vocabulary)
-        has_own = ARCHITECTURE in (getattr(target.model.config, "architectures", None) or ())
-        shape = shape_of(target, None)
-        heads = shape["num_attention_heads"]
-        if target.hidden_size % (2 * heads):
-            wrong = f"the target is {target.hidden_size} wide and has {heads} heads, whose shares cannot be rotated"
-            raise UserError(f"{wrong}: expected even ones, as engines build the MTP layer so; choose another model=")
-        shape["head_dim"] = target.hidden_size // heads
-        before_norm = has_own if before_norm is None else before_norm
+        layout, has_own = layout_of(target)
+        shape = shape_of(target, None) | {"layout": layout}
+        if LAYOUTS[layout].shares_width:
+            heads = shape["num_attention_heads"]
+            if target.hidden_size % (2 * heads):
+                wrong = f"the target is {target.hidden_size} wide and has {heads} heads, whose shares cannot be rotated"
+                raise UserError(
+                    f"{wrong}: expected even ones, as engines build the MTP layer so; choose another model="
+                )
+            shape["head_dim"] = target.hidden_size // heads
+        else:
+            shape |= _of_experts(target.config)
+        before_norm = has_own and LAYOUTS[layout].before_norm if before_norm is None else before_norm
+        begins = target.device.type != "meta" and start != "scratch"
+        if begins and not has_own:
+            refuse_others(target)
         head = cls(layers=(target.num_layers,) if before_norm else (), **shape, **options)
         head.bind(target)
-        if target.device.type != "meta" and (start == "own" or (start == "auto" and has_own)):
+        if begins and (start == "own" or has_own):
             head.take_own(target)
         return head
 
@@ -97,25 +130,53 @@ class MTP(BorrowedHead, family="mtp"):
         """Begin as the layer in the target's files. Raises UserError if there is none, or one of another shape."""
         identity = target.identity
         files = Weights(identity.name, identity.revision)
-        published = {name: OWN + name.removeprefix("layer.") for name in self.state_dict()}
-        if missing := next((name for name in published.values() if name not in files), None):
+        names = {self.layout.published(name, target.num_layers): name for name in published(self.state_dict())}
+        if missing := next((name for name in names if name not in files), None):
             wrong = f"the target {identity.name!r} has no MTP layer of its own: {missing} is not in its files"
             raise UserError(f"{wrong}; set model.drafter.start=scratch")
-        read = files.read(published.values())
         try:
-            self.load_state_dict({name: read[theirs].float() for name, theirs in published.items()})
+            read = {names[theirs]: tensor.float() for theirs, tensor in files.read(names).items()}
+            self.load_state_dict(stacked(read))
         except RuntimeError as error:  # of other shapes
             wrong = f"the MTP layer of {identity.name!r} is of another shape ({' '.join(str(error).split())[:200]})"
             raise UserError(f"{wrong}: expected that of the target's own layers") from error
+
+    def published(self, layers: int) -> dict[str, Tensor]:
+        """The tensors by the names of the layout, for a target of so many layers; those of experts one by one."""
+        tensors = published(self.state_dict())
+        return {self.layout.published(name, layers): tensor for name, tensor in tensors.items()}
 
     def feature(self, features: Features) -> Tensor:
         """See ``EagleHead``."""
         read = features.aux if self.layers else features.last  # [B, T, H]
         return read.flatten(0, 1).to(self.input_proj.weight.dtype)
 
+    def training_flops(self, sequence_length: int) -> tuple[float, float]:
+        """With the experts that a position passes through."""
+        forward, backward = super().training_flops(sequence_length)
+        if self.experts is None:
+            return forward, backward
+        routed = self.passes * 2.0 * routed_weights(self.experts, self.layer_config.hidden_size)
+        return forward + routed, backward + 2.0 * routed
+
     def _layer(self, embedded: Tensor, feature: Tensor, attends: Attends) -> Output:
         beyond = attends[0].sin.any(-1, keepdim=True)  # [N, 1]; at position 0 alone no angle has a sine
-        token = self.token_layernorm(torch.where(beyond, embedded, 0))
-        read = torch.cat([self.hidden_layernorm(feature), token.to(feature.dtype)], dim=-1)  # [N, 2H]
-        output = self.final_layernorm(self.layer(self.input_proj(read), attends[0]))  # [n, H]
-        return Output(output, output)
+        token = self.token_layernorm(torch.where(beyond, embedded, 0)).to(feature.dtype)
+        state = self.hidden_layernorm(feature)
+        read = torch.cat([state, token] if self.layout.state_first else [token, state], dim=-1)  # [N, 2H]
+        output = self.layer(self.input_proj(read), attends[0])  # [n, H]
+        normed = self.final_layernorm(output)
+        return Output(normed, normed if self.layout.normed_again else output)
+
+
+def _of_experts(config: Any) -> dict[str, Any]:
+    """The arguments of GLM-4-MoE's layer."""
+    settings = {name: getattr(config, name) for name in SETTINGS}
+    return {
+        "intermediate_size": settings["moe_intermediate_size"]
+        * (settings["num_experts_per_tok"] + settings["n_shared_experts"]),
+        "qk_norm": bool(config.use_qk_norm),
+        "attention_bias": bool(config.attention_bias),
+        "rotated": float(config.rope_parameters.get("partial_rotary_factor", 1.0)),
+        "experts": settings,
+    }

@@ -10,10 +10,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
 
 from specdraft.drafters.eagle import MTP
-from specdraft.drafters.eagle.mtp import ARCHITECTURE, OWN
+from specdraft.drafters.eagle.mtp_layouts import LAYOUTS
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from tests.drafters.alone import Alone
+
+ARCHITECTURE, OWN = LAYOUTS["mimo"].architecture, LAYOUTS["mimo"].prefix
 
 
 def model() -> Qwen2ForCausalLM:
