@@ -15,8 +15,9 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.errors import UserError
-from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa, mtp
+from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa, mtp, redrafter
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout, cast
 from specdraft.export.model_card import model_card
@@ -33,6 +34,7 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
     PEagle: eagle3.layout,
     MTP: mtp.layout,
     Medusa: medusa.layout,
+    ReDrafter: redrafter.layout,
     DFlash: dflash.layout,
     DSpark: dspark.layout,
     DraftModel: draft_model.layout,

@@ -1,4 +1,4 @@
-"""A public EAGLE-3 or P-EAGLE head becomes one of our checkpoints, to be evaluated or exported: ``specdraft import``.
+"""Public EAGLE-3 and P-EAGLE heads.
 
 The plain layout (EAGLE's own, SGLang's, vLLM's) and that of speculators are read, with every option that vLLM 0.32
 computes. What our head does not compute is refused by its name: an engine may compute it, and another head than the one
@@ -6,7 +6,6 @@ that was published would be measured."""
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +16,9 @@ from specdraft.drafters.checkpoint import about_target
 from specdraft.drafters.eagle import Eagle3, PEagle
 from specdraft.errors import UserError
 from specdraft.export.eagle3 import LAYERS, MASK, QWEN3, SIZES, layout_config, layout_tensors, published_name, validate
-from specdraft.files import member, read_json
 from specdraft.onednn import plain
 from specdraft.targets import Target
 from specdraft.targets.sizes import at_most
-from specdraft.tensors import read_tensors
-from specdraft.text import reason
 
 # Speculators' name for the first layer, and SGLang's earlier names.
 _RENAMED = {"layers.0.": "midlayer."}
@@ -37,34 +33,11 @@ _SPARE = 64  # weights that ours has and the file need not say, or that a constr
 _FURTHER_NORM = re.compile(r"(layers\.\d+)\.(?:input_layernorm|hidden_norm)\.weight")
 
 
-def import_eagle3(directory: str | Path, target: Target, layers: Sequence[int] | None = None) -> Eagle3:
-    """The head in ``directory``, weights in fp32, bound to ``target``.
-    layers: the auxiliary layers k (hidden states after k layers), where the files do not say them, or not for sure.
-    Raises UserError for files that are missing, damaged, of another target, or of a head that ours does not represent.
-    """
-    directory = Path(directory)
-    published = read_json(member(directory, "config.json"))
-    if not isinstance(published, dict):
-        raise UserError(f"{directory / 'config.json'} is no configuration: expected an EAGLE-3 head; restore it")
-    if published.get("quantization_config"):
-        wrong = f"{directory} holds quantized weights, which are not read back"
-        raise UserError(f"{wrong}: expected a head as it was trained; give that, and export it with quantize=")
-    tensors = _read(directory)
-    if family := _other_family(published, tensors):
-        wrong = f"{directory} is an export of {family}: expected one of an EAGLE-3 head"
-        raise UserError(f"{wrong}, as others are not read back; give the run that it came from instead")
-    try:
-        return _head(published, tensors, target, layers)
-    except UserError:
-        raise
-    except Exception as error:  # values of any type may stand where transformers and torch expect theirs
-        message = f"{directory} holds no EAGLE-3 head ({reason(error)}): expected one; download it again"
-        raise UserError(message) from error
-
-
-def _head(
-    published: dict[str, Any], files: Mapping[str, Tensor], target: Target, layers: Sequence[int] | None
+def read_eagle3(
+    published: Mapping[str, Any], files: Mapping[str, Tensor], target: Target, layers: Sequence[int] | None
 ) -> Eagle3:
+    """The head of these files, weights in fp32, bound to ``target``. ``layers``: see ``import_head``. Raises UserError
+    for files of another target, or of a head that ours does not represent."""
     config, tensors = _flat(published), _named(files)
     _share_with(target, config, tensors)
     told = {option: any(part in name for name in tensors) for option, part in _TOLD.items()}
@@ -94,32 +67,6 @@ def _masks(config: Mapping[str, Any]) -> dict[str, Any]:
         wrong = f"the head drafts in parallel, and its mask token is {found!r}"
         raise UserError(f"{wrong}: expected an id, as {', '.join(_MASKS)} of config.json say it; restore the file")
     return {"mask_token": found, "ttt_steps": _LONGEST}
-
-
-def _read(directory: Path) -> dict[str, Tensor]:
-    files = sorted(file.name for file in directory.glob("*.safetensors"))
-    pickles = sorted(file.name for suffix in ("bin", "pt", "pth", "ckpt") for file in directory.glob(f"*.{suffix}"))
-    if not files and pickles:
-        raise UserError(
-            f"{directory / pickles[0]} is a pickle, which can run code when it is read: expected *.safetensors; if you "
-            "trust it, convert it with `safetensors.torch.save_file(torch.load(path, weights_only=True), path)`"
-        )
-    if not files:
-        raise UserError(f"{directory} holds no weights: expected *.safetensors; check the path")
-    tensors: dict[str, Tensor] = {}
-    for name in files:
-        tensors |= read_tensors(member(directory, name))
-    return tensors
-
-
-def _other_family(published: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
-    """What the files hold, if that is another kind of drafter; an EAGLE-3 head may call itself LlamaForCausalLM."""
-    says = f"{published.get('architectures')} {published.get('model_type')}".lower()
-    if "medusa" in says:
-        return "Medusa heads"
-    if any(word in says for word in ("eagle3", "speculator")) or any("hidden_norm" in name for name in tensors):
-        return None
-    return "an EAGLE-1 head" if any(name.endswith("fc.weight") for name in tensors) else "a draft model"
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
