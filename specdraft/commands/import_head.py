@@ -9,7 +9,7 @@ from specdraft.errors import UserError, exit_on_user_error
 @exit_on_user_error
 def main() -> None:
     """Read the command line, import, and say where the checkpoint is."""
-    about = "A public head, as engines load it, becomes a checkpoint: EAGLE-3, P-EAGLE, ReDrafter."
+    about = "A public head, as engines load it, becomes a checkpoint: EAGLE-3, P-EAGLE, DFlash, DSpark, ReDrafter."
     parser = argparse.ArgumentParser(prog="specdraft import", description=about)
     parser.add_argument("path", type=Path, help="a directory with config.json and weights of a head")
     parser.add_argument("--target", required=True, help="hub id, directory or embedded://tiny")

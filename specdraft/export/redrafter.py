@@ -28,7 +28,7 @@ def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
     if options["draft_vocab_size"] != vocabulary:
         wrong = f"the ReDrafter has a draft vocabulary of {options['draft_vocab_size']} of {vocabulary} tokens"
         raise UserError(f"{wrong}, which its layout has no place for: expected all; set model.draft_vocab_size=null")
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["Drafter"],
         "model_type": MODEL_TYPE,
         "vocab_size": vocabulary,

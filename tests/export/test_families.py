@@ -15,6 +15,7 @@ from specdraft.export.eagle3 import OPTIONS
 from specdraft.export.layout import TITLES
 from specdraft.export.recurrent_drafting import RecurrentDrafting
 from specdraft.export.sglang import SGLang
+from specdraft.export.speculators import Speculators
 from specdraft.export.tensorrt_llm import TensorRTLLM
 from specdraft.export.transformers import Transformers
 from specdraft.export.vllm import VLLM
@@ -26,6 +27,7 @@ SERVED = {
     TensorRTLLM: {"eagle3", "medusa", "draft_model"},
     Transformers: {"draft_model"},
     RecurrentDrafting: {"redrafter"},
+    Speculators: {"eagle3", "p_eagle", "dflash", "dspark"},
 }
 FAMILIES = sorted(SERVED[VLLM] | {"redrafter"})
 LLAMA_LAYER = {

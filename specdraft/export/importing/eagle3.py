@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3Config
 
 from specdraft.drafters.checkpoint import about_target
 from specdraft.drafters.eagle import Eagle3, PEagle
 from specdraft.errors import UserError
-from specdraft.export.eagle3 import LAYERS, MASK, QWEN3, SIZES, layout_config, layout_tensors, published_name, validate
-from specdraft.onednn import plain
+from specdraft.export.eagle3 import LAYERS, MASK, QWEN3, layout_config, layout_tensors, published_name, validate
+from specdraft.export.importing.shared import fill_vocabulary, layer_shape, share_with
 from specdraft.targets import Target
 from specdraft.targets.sizes import at_most
 
@@ -39,18 +38,18 @@ def read_eagle3(
     """The head of these files, weights in fp32, bound to ``target``. ``layers``: see ``import_head``. Raises UserError
     for files of another target, or of a head that ours does not represent."""
     config, tensors = _flat(published), _named(files)
-    _share_with(target, config, tensors)
+    share_with(target, config, tensors)
     told = {option: any(part in name for name in tensors) for option, part in _TOLD.items()}
     config |= {"model_type": _layer_type(published), "qk_norm": _layer_type(published) == QWEN3[1]}
     _check_represented(config, tensors, told)
     layers = target.check_layers(_layers(config, published, target) if layers is None else layers)
     flags = {option: bool(config.get(option, False)) for option in ("norm_before_residual", "norm_output")}
-    arguments = {**_shape(config, target), **told, **flags, "layers": layers}
+    arguments = {**layer_shape(config, target), **told, **flags, "layers": layers}
     kind, arguments = (PEagle, arguments | _masks(config)) if "mask_hidden" in tensors else (Eagle3, arguments)
     # Nothing is allocated, and not many modules are made, before the file is known to hold them.
     with torch.device("meta"), at_most(_SPARE + 4 * len(tensors), "config.json"):
         shell = kind(**arguments)
-    _check_vocabulary(tensors, len(shell.d2t), shell.vocab_size)
+    fill_vocabulary(tensors, len(shell.d2t), shell.vocab_size)
     # The exporter's own validation, on the file's tensors: what it accepts, our head and every engine read alike.
     about = layout_config(shell.config(), about_target(target), "float32")
     floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
@@ -101,13 +100,13 @@ def _layer_type(published: Mapping[str, Any]) -> str:
 
 
 def _flat(published: Mapping[str, Any]) -> dict[str, Any]:
-    """One level of keys. speculators keeps the layer's apart, and norms before the residual unless told otherwise."""
+    """One level of keys. speculators keeps the layer's apart; its EAGLE-3 heads norm before the residual unless told
+    otherwise."""
     if "speculators_model_type" not in published:
         return dict(published) | dict(published.get("eagle_config") or {})  # where both speak, vLLM believes the latter
-    if (kind := published["speculators_model_type"]) != "eagle3":
-        raise UserError(f"the files hold a speculator of the type {kind!r}: expected an EAGLE-3 head ('eagle3')")
     layer = dict(published.get("transformer_layer_config") or {})
-    return {"norm_before_residual": True, **layer, **published, "num_hidden_layers": layer.get("num_hidden_layers", 1)}
+    usual = {"norm_before_residual": published["speculators_model_type"] == "eagle3"}  # as vLLM takes a file without it
+    return {**usual, **layer, **published, "num_hidden_layers": layer.get("num_hidden_layers", 1)}
 
 
 def _check_represented(config: Mapping[str, Any], tensors: Mapping[str, Tensor], told: Mapping[str, bool]) -> None:
@@ -128,40 +127,6 @@ def _check_represented(config: Mapping[str, Any], tensors: Mapping[str, Tensor],
             raise UserError(f"{says}, and the tensors are those of the contrary: expected both of one head; restore it")
 
 
-def _share_with(target: Target, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Drop an embedding that is the target's own, and fill in the projection that engines would share."""
-    for key, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if config.get(key) != wanted:
-            wrong = f"the head's {key} is {config.get(key)} and the target's {wanted}"
-            raise UserError(f"{wrong}: expected a head of this target; name its own with --target")
-    own = tensors.get("embed_tokens.weight")
-    if own is not None and torch.equal(own, plain(target.embedding_weight.detach()).to(own.device, own.dtype)):
-        del tensors["embed_tokens.weight"]
-    if (config.get("draft_vocab_size") or target.vocab_size) == target.vocab_size:
-        tensors.setdefault("lm_head.weight", plain(target.head.weight.detach()).cpu())
-
-
-def _shape(config: Mapping[str, Any], target: Target) -> dict[str, Any]:
-    # transformers knows the defaults of keys that were left out, and every way to write down a rotary embedding.
-    known = (*SIZES, "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters")
-    known += ("num_hidden_layers", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
-    given = {key: config[key] for key in known if config.get(key) is not None}
-    given = {"num_hidden_layers": 1, **given, "draft_vocab_size": config.get("draft_vocab_size") or target.vocab_size}
-    kind = Qwen3Config if config["qk_norm"] else LlamaConfig
-    layer = kind(**given | {"max_position_embeddings": target.max_length})
-    shape = {key: getattr(layer, key) for key in (*SIZES, "rms_norm_eps", "hidden_act")}
-    shape |= {"num_layers": layer.num_hidden_layers, "sliding_window": _window(layer)}
-    return shape | {"rope_parameters": dict(layer.rope_parameters)}
-
-
-def _window(layer: LlamaConfig | Qwen3Config) -> int | None:
-    """How many positions attention sees: vLLM asks ``layer_types``, and serves no draft whose layers differ."""
-    kinds = set(getattr(layer, "layer_types", None) or ["full_attention"])
-    if len(kinds) > 1:
-        raise UserError(f"the head's layer_types are {', '.join(sorted(kinds))}: expected layers of one kind")
-    return getattr(layer, "sliding_window", None) if kinds == {"sliding_attention"} else None
-
-
 def _layers(config: Mapping[str, Any], published: Mapping[str, Any], target: Target) -> Sequence[int]:
     if published.get(LAYERS):
         return sorted(published[LAYERS])  # as engines do
@@ -172,16 +137,3 @@ def _layers(config: Mapping[str, Any], published: Mapping[str, Any], target: Tar
             f"{[k + 1 for k in ids]} layers, vLLM as after {ids}; say which it was trained for with --layers"
         )
     return target.default_layers()
-
-
-def _check_vocabulary(tensors: dict[str, Tensor], draft_size: int, vocab_size: int) -> None:
-    """d2t as int64 and t2d made from it; a whole vocabulary needs none."""
-    d2t = tensors.pop("d2t", None)
-    tensors.pop("t2d", None)
-    if d2t is None and draft_size != vocab_size:
-        wrong = f"the head drafts {draft_size} of {vocab_size} tokens and lacks d2t, which says which"
-        raise UserError(f"{wrong}: expected a complete head; download it again")
-    offsets = torch.zeros(draft_size, dtype=torch.int64) if d2t is None else d2t.to(torch.int64)
-    ids = offsets + torch.arange(len(offsets))
-    tensors["d2t"] = offsets
-    tensors["t2d"] = torch.isin(torch.arange(vocab_size), ids)

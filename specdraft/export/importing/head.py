@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdraft.drafters.base import Drafter
 from specdraft.errors import UserError
+from specdraft.export.importing.dflash import read_dflash, read_dspark
 from specdraft.export.importing.eagle3 import read_eagle3
 from specdraft.export.importing.files import read_published
 from specdraft.export.importing.redrafter import read_redrafter
@@ -17,8 +18,14 @@ from specdraft.targets import Target
 from specdraft.text import reason
 
 Reader = Callable[[Mapping[str, Any], Mapping[str, Tensor], Target, Sequence[int] | None], Drafter]
-_READERS: dict[str, Reader] = {"eagle3": read_eagle3, "redrafter": read_redrafter}
-READ = "an EAGLE-3 or P-EAGLE head or a ReDrafter"
+_READERS: dict[str, Reader] = {
+    "eagle3": read_eagle3,
+    "dflash": read_dflash,
+    "dspark": read_dspark,
+    "redrafter": read_redrafter,
+}
+READ = "an EAGLE-3 or P-EAGLE head, a DFlash or DSpark drafter, or a ReDrafter"
+_SPECULATORS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 _OTHERS = {"medusa": "Medusa heads", "eagle": "an EAGLE-1 head", "draft_model": "a draft model"}
 
 
@@ -44,10 +51,19 @@ def import_head(directory: str | Path, target: Target, layers: Sequence[int] | N
 def _family(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """An EAGLE-3 head may call itself LlamaForCausalLM."""
     says = f"{config.get('architectures')} {config.get('model_type')}".lower()
+    if "speculators_model_type" in config:
+        kind = config["speculators_model_type"]
+        if kind == "mtp":
+            wrong = "the files hold a speculator of the type 'mtp', a Qwen3 layer with norms of queries and keys"
+            raise UserError(f"{wrong}: expected {READ}; specdraft's MTP layer is MiMo's, and has none")
+        if not isinstance(kind, str) or kind not in _SPECULATORS:
+            raise UserError(f"the files hold a speculator of the type {kind!r}: expected {', '.join(_SPECULATORS)}")
+        return _SPECULATORS[kind]
     if config.get("model_type") == MODEL_TYPE:
         return "redrafter"
-    if "medusa" in says:
-        return "medusa"
-    if any(word in says for word in ("eagle3", "speculator")) or any("hidden_norm" in name for name in tensors):
+    for family in ("medusa", "dspark", "dflash"):
+        if family in says:
+            return family
+    if "eagle3" in says or any("hidden_norm" in name for name in tensors):
         return "eagle3"
     return "eagle" if any(name.endswith("fc.weight") for name in tensors) else "draft_model"

@@ -236,7 +236,7 @@ def of_other_layers(config, tensors):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (setting(speculators_model_type="dflash"), "type 'dflash'"),
+        (setting(speculators_model_type="xpress"), "type 'xpress': expected eagle3, peagle, dflash, dspark"),
         (of_other_layers, "layers of the type 'qwen3_next': expected llama or qwen3"),
         (setting(num_hidden_layers=900), r"config\.json asks for more than \d+ weights"),
         (setting(num_hidden_layers=2), r"missing: layers\.1\.hidden_norm\.weight"),
