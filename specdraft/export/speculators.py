@@ -39,8 +39,8 @@ class Speculators(Engine):
     }
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
-        """The layout rewritten. Raises UserError as ``Engine`` does, for a checkpoint that does not name its target, a
-        causal block, which speculators has no word for, and P-EAGLE's options that vLLM does not read from it."""
+        """The layout rewritten. Raises UserError as ``Engine`` does, for a causal block, which speculators has no
+        word for, and for P-EAGLE's options that vLLM does not read from it."""
         layout = super().accept(layout, target, directory)
         kind, plain = self.families[layout.family], layout.config
         ignored = [flag for flag in ("fc_norm", "norm_output") if layout.family == "p_eagle" and plain[flag]]

@@ -59,7 +59,7 @@ def export(
     beside = Path() if embedded(str(checkpoint)) else source.parent
     output = Path(output) if output is not None else beside / f"export-{engine.name}"
     _check_output(output)
-    target: dict[str, Any] = trained.get("extra", {}).get("target", {})
+    target: dict[str, Any] = {"name": trained["target"]["name"], **trained.get("extra", {}).get("target", {})}
     layout = layout_for(drafter, target, engine, output)
     evaluations = [folder / "evaluation.json" for folder in (source, source.parent)]
     card = model_card(trained, layout, engine, output, next(filter(Path.is_file, evaluations), None))
