@@ -1,5 +1,5 @@
 """speculators: the layout that vLLM's own trainer writes (0.9.0), which names its target, so that ``vllm serve
-DIRECTORY`` starts both. Its classes read it back; of vLLM 0.32 the keys are those that its source reads.
+DIRECTORY`` starts both. Written to what the sources of speculators and vLLM 0.32 read, never run in either.
 
 - What is of a decoder layer stands apart, in ``transformer_layer_config``.
 - The first layer of an EAGLE-3 head is ``layers.0``; a further one has one norm, where the plain layout has two names.
