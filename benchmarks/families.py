@@ -34,7 +34,7 @@ from specdraft.targets import Target
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "families.md"
-FAMILIES = ["draft", "pard", "medusa", "hydra", "eagle", "eagle3", "eagle3_1", "mtp"]
+FAMILIES = ["draft", "pard", "medusa", "hydra", "redrafter", "eagle", "eagle3", "eagle3_1", "mtp"]
 FAMILIES += ["p_eagle", "dflash", "dspark", "domino"]
 MODELS = {"pard": ("model=draft", "model.drafter.parallel=true")}  # the others are named as their models are
 # Whose static tree is made from measured accuracies.

@@ -115,6 +115,26 @@ def hydra() -> Picture:
     return p
 
 
+def redrafter() -> Picture:
+    """One state and one cell for all tokens."""
+    p = Picture(720, 250, "ReDrafter: a recurrent state of the drafted tokens beside the target's last hidden state")
+    _target(p, 40, 160, ("layer 1", "layers 2 … L-1", "layer L", "final norm"))
+    for number, label in enumerate(("token t+1", "token t+2", "token t+3")):
+        x = 300 + 140 * number
+        p.box(x, 184, 110, 28, label, "token")
+        p.box(x, 134, 110, 30, "cell", "trained")
+        p.box(x, 76, 110, 40, "layers,\nprojection", "trained")
+        p.arrow((x + 55, 182), (x + 55, 167))
+        p.arrow((x + 55, 132), (x + 55, 119))
+        p.arrow((192, 72), (230, 72), (230, 125), (x + 20, 125), (x + 20, 119))
+        p.arrow((x + 55, 74), (x + 55, 58))
+        p.text(x + 55, 48, f"token t+{number + 2}", "middle")
+        if number:
+            p.arrow((x - 28, 149), (x - 3, 149))
+    p.text(300, 236, "one cell and one projection for all tokens, however long the draft", size=12)
+    return p
+
+
 def eagle1() -> Picture:
     """Extrapolation of the last hidden state."""
     p = Picture(720, 240, "EAGLE-1: one decoder layer that extrapolates the target's last hidden state")
@@ -319,6 +339,7 @@ PICTURES = {
     "draft-model": draft_model,
     "medusa": medusa,
     "hydra": hydra,
+    "redrafter": redrafter,
     "eagle-1": eagle1,
     "eagle-3": eagle3,
     "p-eagle": p_eagle,

@@ -18,9 +18,11 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.export import export
-from specdraft.export.importing import import_eagle3
+from specdraft.export.importing import import_head
 from specdraft.export.model_card import model_card
+from specdraft.export.recurrent_drafting import RecurrentDrafting
 from specdraft.export.vllm import VLLM
 from specdraft.export.writer import layout_for
 from specdraft.targets import Target
@@ -112,7 +114,11 @@ def readers(folder: Path) -> list[Reader]:
     found.append(Reader("export", exported, read_for_export))
     public = export(checkpoint("to-publish", heads["eagle3"]), VLLM("auto"), folder / "public")
     (public / "README.md").unlink()
-    found.append(Reader("import", public, lambda place: import_eagle3(place, target)))
+    found.append(Reader("import", public, lambda place: import_head(place, target)))
+    recurrent = checkpoint("recurrent", ReDrafter.for_target(target, exit_size=40))
+    public = export(recurrent, RecurrentDrafting("auto"), folder / "public-recurrent")
+    (public / "README.md").unlink()
+    found.append(Reader("import-redrafter", public, lambda place: import_head(place, target)))
 
     def read_target(place: Path) -> None:
         MetaTarget(target_config({"name": str(place)}), "fuzzed")

@@ -12,6 +12,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.onednn import PackedLinear, pack, packed, plain, unpack
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
@@ -168,7 +169,7 @@ def test_a_packed_target_is_the_same_target(tied):
     assert torch.equal(ours.head.weight, reference.head.weight)
 
 
-@pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa, DFlash, DSpark, Domino, DraftModel, Pard])
+@pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa, DFlash, DSpark, Domino, DraftModel, Pard, ReDrafter])
 def test_drafters_are_made_for_a_packed_target_trained_beside_it_and_decode_packed(kind):
     plainly, ours = target(context=128), target(context=128)
     ours.pack()

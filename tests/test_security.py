@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from specdraft.drafters.checkpoint import load_drafter, save_drafter
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
-from specdraft.export.importing import import_eagle3
+from specdraft.export.importing import import_head
 from specdraft.targets import Target
 from specdraft.targets.loading import check_files, location
 from tests.fakes import tiny_llama
@@ -44,7 +44,7 @@ def test_a_pickled_head_is_refused_by_its_name(target, tmp_path, name):
     (tmp_path / "config.json").write_text("{}")
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / name)
     with pytest.raises(UserError, match=rf"{name} is a pickle, .*convert it with `safetensors.torch.save_file"):
-        import_eagle3(tmp_path, target)
+        import_head(tmp_path, target)
 
 
 def test_a_pickled_target_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""``specdraft import PATH --target NAME``: a public EAGLE-3 head, as engines load it, becomes a checkpoint."""
+"""``specdraft import PATH --target NAME``: a public head, as engines load it, becomes a checkpoint."""
 
 import argparse
 from pathlib import Path
@@ -9,9 +9,9 @@ from specdraft.errors import UserError, exit_on_user_error
 @exit_on_user_error
 def main() -> None:
     """Read the command line, import, and say where the checkpoint is."""
-    about = "A public EAGLE-3 head, as engines load it, becomes a checkpoint."
+    about = "A public head, as engines load it, becomes a checkpoint: EAGLE-3, P-EAGLE, DFlash, DSpark, ReDrafter."
     parser = argparse.ArgumentParser(prog="specdraft import", description=about)
-    parser.add_argument("path", type=Path, help="a directory with config.json and weights of an EAGLE-3 head")
+    parser.add_argument("path", type=Path, help="a directory with config.json and weights of a head")
     parser.add_argument("--target", required=True, help="hub id, directory or embedded://tiny")
     parser.add_argument("--revision", help="the target's, where it is a hub id")
     parser.add_argument("--dtype", default="auto", help="in which the target is loaded (auto: its own)")
@@ -22,14 +22,14 @@ def main() -> None:
 
     # Imported here so that --help answers at once.
     from specdraft.drafters.checkpoint import about_target, save_drafter
-    from specdraft.export.importing import import_eagle3
+    from specdraft.export.importing import import_head
     from specdraft.targets import Target
 
     if options.output.exists():
         raise UserError(f"{options.output} exists: expected a new directory; choose one with --output")
     source = (options.target, options.revision, options.dtype)
     target = Target.load(*source, device="cpu", trust_remote_code=options.trust_remote_code)
-    head = import_eagle3(options.path, target, options.layers)
+    head = import_head(options.path, target, options.layers)
     known = about_target(target) | {"chat_template_hash": None}  # nobody knows with which it was trained
     extra = {"target": known, "imported_from": str(options.path)}
     print(f"checkpoint: {save_drafter(head, options.output, target.identity, extra)}")

@@ -11,7 +11,7 @@ from typing import Any
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import CONFIG, find, load_drafter
 from specdraft.errors import UserError
-from specdraft.export.importing import import_eagle3
+from specdraft.export.importing import import_head
 from specdraft.export.layout import DTYPES
 from specdraft.files import embedded, read_json
 from specdraft.targets import Target
@@ -57,14 +57,14 @@ class LoadedDrafter:
 
     @classmethod
     def load(cls, path: str | Path, target: Target) -> "LoadedDrafter":
-        """From a run, a drafter's directory, or an exported (or public) EAGLE-3 head.
+        """From a run, a drafter's directory, or an exported (or public) head.
         Raises UserError for anything else, and for a head whose files contradict each other."""
         if is_checkpoint(path):
             drafter, config = load_drafter(path)
             drafter.to(target.device, target.dtype)
             drafter.bind(target)
             return cls(drafter, target, checkpoint=config)
-        head = import_eagle3(path, target).to(target.device, target.dtype)
+        head = import_head(path, target).to(target.device, target.dtype)
         return cls(head, target, exported=read_json(Path(path) / CONFIG))
 
     def recorded(self, part: str, key: str) -> Any:

@@ -58,6 +58,7 @@ def about_target(target: Target) -> dict[str, Any]:
     """What an export must know of the target without loading it; travels in ``extra`` as "target"."""
     ids = {f"{kind}_token_id": getattr(target.config, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}
     return {
+        "name": target.identity.name,
         "architecture": type(target.model).__name__,
         "dtype": str(target.dtype).removeprefix("torch."),
         "quantization": quantization(target.config),

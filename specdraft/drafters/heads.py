@@ -2,17 +2,12 @@
 
 R = positions of the flat batch, n = positions of a head, m = nodes of a level, H = hidden size, Vd = draft vocabulary.
 
-- Position r's hidden state is the one after the final norm, from which the target itself predicts token r+1. Head i
-  predicts token r+2+i from it, so that k heads draft k levels from one target pass.
-- A head is a block of residual layers, zero-initialized and so the identity at first, and a projection that starts from
-  the target's own rows: an untrained head says what the target says at its position (2401.10774, section 2.1).
-- The logit scale of a target (Cohere, Granite) is part of those first rows, because serving engines apply none to a
-  head. A soft-cap cannot be part of a linear projection; it keeps the order of tokens, and training fits the rest.
+- Head i predicts token r+2+i from position r's hidden state, so that k heads draft k levels from one target pass.
+- A head is a block of residual layers, zero-initialized and so the identity at first, and a projection.
 - One ``hidden`` serves training and decoding."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,51 +17,21 @@ from specdraft.decoding.passes import Texts
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import ForcedPath, Shape
 from specdraft.decoding.tree import DraftTrees
-from specdraft.drafters.alignment import StepDecay, align, count_supervised
-from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
-from specdraft.drafters.confidence import check_smoothing, weigh_by_confidence
+from specdraft.drafters.alignment import Alignment, StepDecay
+from specdraft.drafters.base import constructor_arguments
 from specdraft.drafters.draft_tree_builder import Level
-from specdraft.drafters.drafting import LevelDrafting
-from specdraft.drafters.objective import DraftHead, call_with_weights, objective
-from specdraft.drafters.vocabulary import DraftVocabulary
+from specdraft.drafters.last_state import LastState, LastStateDrafting, ResidualBlock
+from specdraft.drafters.objective import DraftHead
 from specdraft.errors import UserError
-from specdraft.losses.chunked import Step, Teacher
-from specdraft.losses.divergence import divergence as find_divergence
-from specdraft.onednn import plain
-from specdraft.targets import Features, Target
-from specdraft.targets.batch import Batch
 
 
-class ResidualBlock(nn.Module):
-    """Layers x + SiLU(Wx + b); the first may read more than the residual stream x."""
-
-    def __init__(self, hidden_size: int, num_layers: int, num_read: int = 1) -> None:
-        """The first layer reads ``num_read`` vectors of ``hidden_size``, of which the first is the stream."""
-        super().__init__()
-        self.hidden_size = hidden_size
-        widths = [num_read * hidden_size] + [hidden_size] * (num_layers - 1)
-        self.layers = nn.ModuleList(nn.Linear(width, hidden_size) for width in widths)
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-    def forward(self, read: Tensor) -> Tensor:
-        """``[n, num_read * H]`` -> ``[n, H]``."""
-        stream = read[..., : self.hidden_size]
-        for layer in self.layers:
-            read = stream = stream + nn.functional.silu(layer(read))
-        return stream
-
-
-class Heads(DraftVocabulary, Drafter):
+class Heads(LastState):
     """``num_heads`` heads; a subclass says what each reads. Parameters carry vLLM's names:
-    ``blocks.{head}.layers.{layer}.{weight,bias}`` and ``lm_heads.{head}.weight``, with d2t and t2d beside them where
-    the vocabulary is pruned."""
+    ``blocks.{head}.layers.{layer}.{weight,bias}`` and ``lm_heads.{head}.weight``."""
 
-    target: Target
     training_options = frozenset(
         {"head_decay", "sample_positions", "sequence_mean", "confidence_smoothing", "divergence"}
     )
-    reads_every_last = False
 
     reads_path: ClassVar[bool]
     """Whether ``hidden`` reads the path, so that nodes of one level may be followed by different tokens."""
@@ -85,40 +50,23 @@ class Heads(DraftVocabulary, Drafter):
         divergence: str | dict[str, Any] = "forward_kl",
     ) -> None:
         """Build with zero blocks and random projections to ids 0..Vd-1 (until ``set_draft_vocabulary``). Head i weighs
-        ``head_decay**i`` in the loss, or learns from such a share of the positions (``sample_positions``), or weighs
-        what the draft's confidence says (``confidence_smoothing``, see ``confidence.py``). ``sequence_mean``: documents
-        count alike, not positions. Raises UserError for no head or layer, an unknown divergence, a decay that cannot be
-        sampled, no such smoothing, or a draft vocabulary larger than the vocabulary."""
+        ``head_decay**i`` in the loss, or learns from such a share of the positions (``sample_positions``); see
+        ``LastState`` for the rest. Raises UserError as that does, for no head or layer, and for a decay that cannot be
+        sampled."""
         arguments = constructor_arguments(locals())
-        super().__init__()
         for name, value in (("num_heads", num_heads), ("num_layers", num_layers)):
             if value < 1:
                 raise UserError(f"{name} is {value}: expected at least 1")
+        decay = StepDecay(head_decay, sample_positions)
+        sizes = (hidden_size, vocab_size, draft_vocab_size)
+        super().__init__(*sizes, num_heads, decay, sequence_mean, confidence_smoothing, divergence)
         self._arguments = arguments
-        self.hidden_size, self.num_heads = hidden_size, num_heads
-        check_smoothing(confidence_smoothing, sample_positions)
-        self.decay = StepDecay(head_decay, sample_positions)
-        self.sequence_mean, self.confidence_smoothing = sequence_mean, confidence_smoothing
-        self.divergence = find_divergence(divergence)
+        self.num_heads = num_heads
         self.decoding_pass = Compilable(self._logits, type(self).__name__)
-        self.register_vocabulary(vocab_size, draft_vocab_size, persistent=draft_vocab_size < vocab_size)
         self.blocks = nn.ModuleList(
             ResidualBlock(hidden_size, num_layers, self.num_read(head)) for head in range(num_heads)
         )
         self.lm_heads = nn.ModuleList(DraftHead(hidden_size, draft_vocab_size, bias=False) for _ in range(num_heads))
-
-    @classmethod
-    def for_target(cls, target: Target, draft_vocabulary: Tensor | None = None, **options: Any) -> Self:
-        """Heads for ``target``; ``draft_vocabulary``: ascending target ids ``[Vd]``, None for the whole vocabulary."""
-        size = target.vocab_size if draft_vocabulary is None else len(draft_vocabulary)
-        heads = cls(target.hidden_size, target.vocab_size, size, **options)
-        if draft_vocabulary is not None:
-            heads.set_draft_vocabulary(draft_vocabulary)
-        rows = plain(target.head.weight.detach())[heads.draft_ids.to(target.device)] * target.logit_scale
-        for weight in heads.lm_heads.parameters():
-            weight.data.copy_(rows)
-        heads.bind(target)
-        return heads
 
     @staticmethod
     @abstractmethod
@@ -130,39 +78,19 @@ class Heads(DraftVocabulary, Drafter):
         """What a head projects, ``[n, H]``. last: ``[n, H]``. path: ``[n, head + 1]``, the tokens from the emitted one
         on."""
 
-    def count_supervised(self, batch: Batch) -> Tensor:
-        """Of every head."""
-        return count_supervised(batch, self.num_heads, self.sequence_mean)
+    @property
+    def projections(self) -> list[DraftHead]:
+        """See ``LastState``."""
+        return cast("list[DraftHead]", list(self.lm_heads))
 
-    def training_loss(
-        self, batch: Batch, features: Features, target: Target, totals: Sequence[float] | None = None
-    ) -> TrainingLoss:
-        """Per head the mean divergence over its supervised positions, times ``head_decay**head``, or in training an
-        estimate of it from sampled ones; step s of the metrics is head s. The teacher of head i at position r is the
-        target's distribution at r+1+i."""
-        self.bind(target)
-        decay = self.decay if self.training else StepDecay(self.decay.base)
-        alignment = align(batch, self.num_heads, decay, self.sequence_mean)
-        last = features.last.flatten(0, 1)  # [R, H]
+    def unrolled(self, last: Tensor, alignment: Alignment) -> list[Tensor]:
+        """See ``LastState``; a step is a head."""
         since = torch.arange(1, 1 + self.num_heads, device=last.device)
-        steps = []
-        for head, at in enumerate(alignment.supervised):  # an empty one stays: other ranks wait for its gradient
+        hidden = []
+        for head, at in enumerate(alignment.supervised):
             path = alignment.tokens[at[:, None] + since[: head + 1]]  # [n, head + 1]
-            hidden = self.hidden(head, last[at].to(self.dtype), path)  # [n, H]
-            total = alignment.counts[head] if totals is None else totals[head]
-            shares = None if alignment.shares is None else alignment.shares[head]
-            steps.append(Step(hidden, at + 1 + head, decay.weight(head), head, total, shares))
-        labels = alignment.tokens[1 : 1 + len(last)]
-        teacher = Teacher(last, target.logits, self.vocabulary.ids, labels)
-        projections = cast("list[DraftHead]", list(self.lm_heads))
-
-        def loss(weights: list[Tensor]) -> TrainingLoss:
-            weighed = steps
-            if self.confidence_smoothing is not None:
-                weighed = weigh_by_confidence(weights, teacher, steps, self.confidence_smoothing)
-            return objective(weights, teacher, weighed, self.divergence)
-
-        return call_with_weights(projections, loss)
+            hidden.append(self.hidden(head, last[at].to(self.dtype), path))  # [n, H]
+        return hidden
 
     def training_flops(self, sequence_length: int) -> tuple[float, float]:
         """The matrices of each head, for its share of the positions."""
@@ -178,36 +106,18 @@ class Heads(DraftVocabulary, Drafter):
         """See ``Drafter``."""
         return HeadsDrafting(self, rows)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        return next(self.parameters()).dtype
 
-
-class HeadsDrafting(LevelDrafting):
-    """Of each request the newest position's hidden state ``[rows, H]``, and the token ``[rows]`` that was emitted from
-    it; the heads see no other."""
+class HeadsDrafting(LastStateDrafting):
+    """A pass of a head for each level, and as many levels as heads."""
 
     _path: Tensor  # [B, m, levels], of the nodes of the level that is read
 
     def __init__(self, heads: Heads, rows: int) -> None:
-        self.heads, self.vocabulary = heads, heads.vocabulary
-        device = next(heads.parameters()).device
-        self.last = torch.zeros(rows, heads.hidden_size, dtype=heads.dtype, device=device)
-        self.token = torch.zeros(rows, dtype=torch.int64, device=device)
-
-    def begin(self, row: int, first_token: int) -> None:
-        """See ``Drafting``."""
-
-    def advance(self, texts: Texts, tokens: Tensor, counts: Tensor, features: Features) -> None:
-        """A head drafts from the newest position alone."""
-        rows = slice(texts.first, texts.first + len(tokens))
-        newest = (counts - 1)[:, None]
-        self.last[rows] = features.take(newest).last[:, 0].to(self.last.dtype)
-        self.token[rows] = tokens.gather(1, newest)[:, 0]
+        super().__init__(heads, rows)
+        self.heads = heads
 
     def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
-        """A pass of a head for each level."""
+        """See ``Drafting``."""
         return super().draft(texts, shape.truncate(self.heads.num_heads), sampling, chance)
 
     def first(self, texts: Texts) -> Tensor:
@@ -228,7 +138,3 @@ class HeadsDrafting(LevelDrafting):
         last = self.last[:batch, None].expand(-1, path.shape[1], -1)
         (logits,) = self.heads.decoding_pass(head, head, last.flatten(0, 1), path.flatten(0, 1))
         return logits.unflatten(0, path.shape[:2]).expand(-1, nodes, -1)
-
-    def drop(self, row: int, last: int, length: int) -> None:
-        """See ``Drafting``."""
-        self.last[row], self.token[row] = self.last[last], self.token[last]

@@ -1,8 +1,8 @@
 """What an exported drafter consists of, and the checks that every family of drafters shares.
 
-A family is a kind of drafter that engines tell apart: eagle3, eagle, p_eagle, mtp, medusa, dflash, dspark, draft_model,
-pard. Modules here make the ``Layout`` of each. Engines hardly check what they load: a wrong file stays lossless and
-accepts nothing. So everything that could go wrong silently is validated before it is written.
+A family is a kind of drafter that engines tell apart: eagle3, eagle, p_eagle, mtp, medusa, redrafter, dflash, dspark,
+draft_model, pard. Modules here make the ``Layout`` of each. Engines hardly check what they load: a wrong file stays
+lossless and accepts nothing. So everything that could go wrong silently is validated before it is written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ TITLES = {
     "p_eagle": "P-EAGLE head",
     "mtp": "MTP layer",
     "medusa": "Medusa heads",
+    "redrafter": "ReDrafter",
     "dflash": "DFlash drafter",
     "dspark": "DSpark drafter",
     "draft_model": "draft model",

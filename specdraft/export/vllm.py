@@ -1,5 +1,5 @@
-"""vLLM serves every family, each as a chain of drafts (parity is tested against vLLM 0.32; of DSpark, which it drafts
-with on GPUs alone, names and shapes are)."""
+"""vLLM serves all families but one, each as a chain of drafts (parity is tested against vLLM 0.32; of DSpark, which it
+drafts with on GPUs alone, names and shapes are)."""
 
 import json
 from collections.abc import Mapping
@@ -17,6 +17,8 @@ _WITHOUT_EAGLE3 += ["GraniteMoe", "Mixtral", "Olmoe", "Qwen2Moe", "StableLm"]
 # Parts of a path from which vLLM concludes a method of its own, whatever the configuration says.
 _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 
+_NOT_SERVED = ("redrafter",)
+
 # Families that are another method's, told to draft in parallel.
 _PARALLEL = {"p_eagle": "eagle3", "pard": "draft_model"}
 
@@ -28,7 +30,9 @@ class VLLM(Engine):
     sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says."""
 
     name = "vllm"
-    families: ClassVar[Mapping[str, str]] = {family: family for family in TITLES} | _PARALLEL
+    families: ClassVar[Mapping[str, str]] = {
+        family: _PARALLEL.get(family, family) for family in TITLES if family not in _NOT_SERVED
+    }
     quantized: ClassVar[frozenset[str]] = frozenset({"eagle3", "draft_model"})
     target_settings: ClassVar[dict[str, dict[str, object]]] = {"mtp": {"num_nextn_predict_layers": 1}}
     sampled_drafts: ClassVar[dict[str, object]] = {"draft_sample_method": "probabilistic"}

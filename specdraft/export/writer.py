@@ -15,8 +15,9 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.errors import UserError
-from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa, mtp
+from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa, mtp, redrafter
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout, cast
 from specdraft.export.model_card import model_card
@@ -33,6 +34,7 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
     PEagle: eagle3.layout,
     MTP: mtp.layout,
     Medusa: medusa.layout,
+    ReDrafter: redrafter.layout,
     DFlash: dflash.layout,
     DSpark: dspark.layout,
     DraftModel: draft_model.layout,
@@ -57,7 +59,7 @@ def export(
     beside = Path() if embedded(str(checkpoint)) else source.parent
     output = Path(output) if output is not None else beside / f"export-{engine.name}"
     _check_output(output)
-    target: dict[str, Any] = trained.get("extra", {}).get("target", {})
+    target: dict[str, Any] = {"name": trained["target"]["name"], **trained.get("extra", {}).get("target", {})}
     layout = layout_for(drafter, target, engine, output)
     evaluations = [folder / "evaluation.json" for folder in (source, source.parent)]
     card = model_card(trained, layout, engine, output, next(filter(Path.is_file, evaluations), None))

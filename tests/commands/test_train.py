@@ -155,6 +155,7 @@ def test_trains_measures_and_exports(train, arguments, tmp_path, monkeypatch):
     extra = json.loads((run / "drafter" / "config.json").read_text())["extra"]
     assert extra["decoding"] == {"num_draft_tokens": 2}
     assert len(extra["target"].pop("chat_template_hash")) == 16
+    assert extra["target"].pop("name") == json.loads((run / "drafter" / "config.json").read_text())["target"]["name"]
     assert extra["target"] == {
         "architecture": "LlamaForCausalLM",
         "dtype": "float32",

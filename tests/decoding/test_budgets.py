@@ -14,6 +14,7 @@ from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.targets import Target
 from tests.decoding.counting import CountedDispatches, CountedSyncs
 from tests.fakes import random_prompts, tiny_llama
@@ -33,6 +34,7 @@ DRAFTERS = {
     "eagle": lambda target: Eagle.for_target(target),
     "medusa": lambda target: Medusa.for_target(target),
     "hydra": lambda target: Hydra.for_target(target),
+    "redrafter": lambda target: ReDrafter.for_target(target),
     "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, None, layers=(1,), num_layers=2),
     "dflash": lambda target: DFlash.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=2),

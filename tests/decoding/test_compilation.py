@@ -13,6 +13,7 @@ from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.errors import UserError
 from specdraft.onednn import packed
 from specdraft.targets import Target
@@ -22,6 +23,7 @@ DRAFTERS = {
     "eagle3": lambda target: Eagle3.for_target(target, None, layers=(1,)),
     "eagle3 of the last layer": lambda target: Eagle3.for_target(target, None, layers=(1, 2)),
     "eagle": lambda target: Eagle.for_target(target),
+    "redrafter": lambda target: ReDrafter.for_target(target),
     "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, None, layers=(1,), num_layers=2),
     "dflash": lambda target: DFlash.for_target(target, None, layers=(1,), num_layers=2),

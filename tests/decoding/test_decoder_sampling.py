@@ -17,6 +17,7 @@ from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTrees
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.targets import Target
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
 from tests.decoding.trees import shared_out
@@ -135,6 +136,16 @@ def test_whole_texts_with_other_drafts(target, drafter, batch_size):
 def test_whole_texts_with_all_tokens_from_one_pass(target, shape, batch_size):
     draft = Pard.for_target(target, copy_layers=1, mask_token=5, num_drafts=3)
     assert texts_fit(target, draft, Sampling(1.2, top_p=0.95), shape=shape, batch_size=batch_size) > REJECTED
+
+
+@pytest.mark.parametrize(("shape", "batch_size"), [(3, 1), (TREES[0], 5), (TREES[2], 4)], ids=str)
+def test_whole_texts_with_a_recurrent_state(target, shape, batch_size):
+    torch.manual_seed(0)
+    drafter = ReDrafter.for_target(target)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    assert texts_fit(target, drafter, Sampling(1.0), shape=shape, batch_size=batch_size) > REJECTED
 
 
 def ends(trees: DraftTrees, verdict: rules.Verdict) -> tuple[Tensor, Tensor]:

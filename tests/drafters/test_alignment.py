@@ -7,6 +7,7 @@ from specdraft.drafters.alignment import StepDecay, align, count_supervised
 from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.errors import UserError
 from specdraft.targets.batch import Batch
 
@@ -137,6 +138,7 @@ FAMILIES = {
     "eagle3": lambda target, **options: Eagle3.for_target(target, ttt_steps=3, step_decay=0.6, **options),
     "medusa": lambda target, **options: Medusa.for_target(target, num_heads=3, head_decay=0.6, **options),
     "hydra": lambda target, **options: Hydra.for_target(target, num_heads=3, head_decay=0.6, **options),
+    "redrafter": lambda target, **options: ReDrafter.for_target(target, ttt_steps=3, step_decay=0.6, **options),
 }
 
 

@@ -21,6 +21,7 @@ from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.targets import Features, Target
 from tests.drafters.conversations import LENGTHS, Conversations
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
@@ -36,6 +37,7 @@ KINDS = {
     "eagle3_1": lambda target: Eagle3.for_target(target, None, layers=(1, 2), fc_norm=True, norm_output=True),
     "medusa": lambda target: Medusa.for_target(target, VOCABULARY, num_heads=3),  # fewer levels than are asked for
     "hydra": lambda target: Hydra.for_target(target, VOCABULARY, num_heads=4),
+    "redrafter": lambda target: ReDrafter.for_target(target, VOCABULARY),
     "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, VOCABULARY, layers=(1, 2), num_layers=2, ttt_steps=4),
     "dflash": lambda target: DFlash.for_target(target, VOCABULARY, layers=(1, 2), num_layers=2, block_size=4),

@@ -16,6 +16,7 @@ from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.targets.batch import Batch
 
 
@@ -36,6 +37,7 @@ FAMILIES = {
     ),
     "medusa": lambda target: Medusa.for_target(target, IDS, num_heads=3, num_layers=2),
     "hydra": lambda target: Hydra.for_target(target, IDS, num_heads=3, num_layers=2),
+    "redrafter": lambda target: ReDrafter.for_target(target, IDS, ttt_steps=3, exit_size=40),
     "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, IDS, ttt_steps=4, num_layers=2, sample_positions=True),
     "dflash": lambda target: DFlash.for_target(target, IDS, num_layers=2, block_size=4, num_anchors=8),

@@ -14,6 +14,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.targets import Target
 
 VOCABULARY = torch.arange(1, 97, 3)
@@ -69,7 +70,7 @@ def make_checkpoint(target, save):
 def make_drafter(target):
     """make_drafter(family, **options) -> a random drafter."""
     kinds: dict[str, Any] = {"eagle3": Eagle3, "eagle": Eagle, "p_eagle": PEagle, "medusa": Medusa, "mtp": MTP}
-    kinds |= {"dflash": DFlash, "dspark": DSpark, "draft_model": DraftModel, "pard": Pard}
+    kinds |= {"dflash": DFlash, "dspark": DSpark, "draft_model": DraftModel, "pard": Pard, "redrafter": ReDrafter}
 
     def make(family: str, **options: Any) -> Drafter:
         vocabulary = VOCABULARY if family in ("eagle3", "p_eagle", "dflash", "dspark") else None

@@ -13,7 +13,9 @@ from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.eagle3 import OPTIONS
 from specdraft.export.layout import TITLES
+from specdraft.export.recurrent_drafting import RecurrentDrafting
 from specdraft.export.sglang import SGLang
+from specdraft.export.speculators import Speculators
 from specdraft.export.tensorrt_llm import TensorRTLLM
 from specdraft.export.transformers import Transformers
 from specdraft.export.vllm import VLLM
@@ -24,8 +26,10 @@ SERVED = {
     SGLang: {"eagle3", "eagle", "draft_model"},
     TensorRTLLM: {"eagle3", "medusa", "draft_model"},
     Transformers: {"draft_model"},
+    RecurrentDrafting: {"redrafter"},
+    Speculators: {"eagle3", "p_eagle", "dflash", "dspark"},
 }
-FAMILIES = sorted(SERVED[VLLM])
+FAMILIES = sorted(SERVED[VLLM] | {"redrafter"})
 LLAMA_LAYER = {
     "self_attn.q_proj.weight": (32, 32),
     "self_attn.k_proj.weight": (16, 32),
@@ -407,6 +411,10 @@ COMMANDS = {
     "eagle3_layers_to_capture={1, 2, 3})",
     (TensorRTLLM, "medusa"): 'MedusaDecodingConfig(max_draft_len=4, speculative_model="DIR", num_medusa_heads=5',
     (TensorRTLLM, "draft_model"): 'DraftTargetDecodingConfig(max_draft_len=4, speculative_model="DIR")',
+    (
+        RecurrentDrafting,
+        "redrafter",
+    ): "--hf_drafter DIR --beam_width 10 --beam_length 5 --greedy_search=True",
     (Transformers, "draft_model"): "draft.generation_config.num_assistant_tokens = 4",
 }
 

@@ -41,9 +41,13 @@ TESTS = {
     "specdraft.losses.comparison": ["tests/losses"],
     "specdraft.losses.windows": ["tests/losses"],
     "specdraft.drafters.alignment": ["tests/drafters/test_alignment.py", "tests/drafters/eagle"],
-    "specdraft.drafters.heads": [f"tests/drafters/test_{name}.py" for name in ("heads", "medusa", "hydra")],
-    "specdraft.drafters.medusa": ["tests/drafters/test_medusa.py", "tests/drafters/test_heads.py"],
-    "specdraft.drafters.hydra": ["tests/drafters/test_hydra.py", "tests/drafters/test_heads.py"],
+    "specdraft.drafters.heads": [
+        f"tests/drafters/test_{name}.py" for name in ("heads", "last_state", "medusa", "hydra")
+    ],
+    "specdraft.drafters.last_state": [f"tests/drafters/test_{name}.py" for name in ("last_state", "heads", "medusa")],
+    "specdraft.drafters.redrafter": ["tests/drafters/test_redrafter.py", "tests/drafters/test_last_state.py"],
+    "specdraft.drafters.medusa": ["tests/drafters/test_medusa.py", "tests/drafters/test_last_state.py"],
+    "specdraft.drafters.hydra": ["tests/drafters/test_hydra.py", "tests/drafters/test_last_state.py"],
     "specdraft.drafters.draft_tree_builder": ["tests/drafters/test_draft_tree_builder.py"],
     "specdraft.drafters.causal_attention": ["tests/drafters/test_causal_attention.py"],
     "specdraft.drafters.eagle.eagle1": ["tests/drafters/eagle"],

@@ -28,6 +28,7 @@ FAMILIES = {
     "dspark": ["model.drafter.num_layers=2", "model.drafter.block_size=4", "model.draft_vocab_size=512"],
     "domino": ["model.drafter.num_layers=2", "model.drafter.block_size=4", "model.draft_vocab_size=512"],
     "hydra": ["model.drafter.num_heads=3", "model.drafter.num_layers=1", "model.draft_vocab_size=512"],
+    "redrafter": ["model.drafter.ttt_steps=3", "model.drafter.exit_size=320", "model.draft_vocab_size=512"],
     "eagle": ["model.drafter.ttt_steps=1", "model.drafter.feature_noise=0"],
     "eagle3": [*EAGLE3, "model.drafter.fc_norm=false", "model.drafter.norm_output=false"],
     "eagle3_1": EAGLE3,

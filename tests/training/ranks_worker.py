@@ -26,6 +26,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from specdraft.targets.sharded import load_partitioned
@@ -101,6 +102,7 @@ FAMILIES: dict[str, Callable[[Target], Drafter]] = {
     ),
     "medusa": lambda target: Medusa.for_target(target, torch.arange(VOCAB), num_heads=3),
     "medusa-weighed": lambda target: Medusa.for_target(target, torch.arange(VOCAB), num_heads=3, **WEIGHED),
+    "redrafter": lambda target: ReDrafter.for_target(target, torch.arange(0, VOCAB, 2), exit_size=40, ttt_steps=3),
     "mtp": lambda target: MTP.for_target(target),
     "p_eagle": lambda target: PEagle.for_target(target, torch.arange(0, VOCAB, 2), ttt_steps=3, num_layers=2),
     "dflash": lambda target: DFlash.for_target(target, torch.arange(VOCAB), num_layers=2, block_size=4),

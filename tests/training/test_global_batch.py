@@ -23,6 +23,7 @@ def part(rows: Batch, first: int, last: int) -> Batch:
 
 
 DISTILLED = ("eagle3", "eagle3-weighed", "eagle1", "medusa", "medusa-weighed", "p_eagle", "dflash", "dspark", "domino")
+DISTILLED += ("redrafter",)
 
 
 @pytest.mark.parametrize("family", [*DISTILLED, "draft", "pard"])

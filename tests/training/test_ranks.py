@@ -24,6 +24,7 @@ SGD |= {"eagle1/ddp": "eagle1/one", "lora/zero3": "lora/one", "eagle3-frozen/zer
 SGD |= {f"eagle3-weighed/{case}": "eagle3-weighed/one" for case in ("accumulated", "zero2-accumulated", "zero3")}
 SGD |= {"medusa-weighed/ddp": "medusa-weighed/one"}
 SGD |= {
+    "redrafter/zero3": "redrafter/one",
     "mtp/zero3": "mtp/one",
     "p_eagle/zero3": "p_eagle/one",
     "pard/zero3": "pard/one",

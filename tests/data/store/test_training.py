@@ -18,6 +18,7 @@ from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.redrafter import ReDrafter
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
@@ -90,6 +91,7 @@ def draft(target: Target, kind: type[Any], **options: Any) -> Drafter:
         (Eagle, {}),
         (Medusa, {}),
         (Hydra, {}),
+        (ReDrafter, {}),
         (MTP, {}),
         (MTP, {"before_norm": True}),
         (PEagle, {"layers": [1, 2, 3]}),

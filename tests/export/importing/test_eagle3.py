@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from specdraft.drafters.eagle import PEagle
 from specdraft.errors import UserError
 from specdraft.export import export
-from specdraft.export.importing import import_eagle3
+from specdraft.export.importing import import_head
 from specdraft.export.sglang import SGLang
 from specdraft.export.vllm import VLLM
 
@@ -70,7 +70,7 @@ OPTIONS = [
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_export_comes_back_bit_by_bit(published, target, save, tmp_path, options, dtype):
     head, directory = published(dtype, **options)
-    imported = import_eagle3(directory, target)
+    imported = import_head(directory, target)
     if dtype == "float32":
         same(head, imported)
     again = export(save(imported), VLLM(dtype=dtype), tmp_path / "again")
@@ -85,7 +85,7 @@ def test_a_p_eagle_head_comes_back_by_every_name_of_its_mask(make_drafter, save,
     config = json.loads((directory / "config.json").read_text())
     config[key] = config.pop("ptd_token_id")
     (directory / "config.json").write_text(json.dumps(config))
-    imported = import_eagle3(directory, target)
+    imported = import_head(directory, target)
     assert type(imported) is PEagle
     same(head, imported)
 
@@ -133,20 +133,20 @@ def test_the_layout_of_eagle(rewritten, target):
     tensors = load_file(directory / "model.safetensors")
     tensors["embed_tokens.weight"] = target.embedding_weight.clone()
     save_file(tensors, directory / "model.safetensors")
-    same(head, import_eagle3(directory, target))
+    same(head, import_head(directory, target))
 
 
 def test_the_layout_of_sglang(rewritten, target):
     head, directory = rewritten(as_sglang, fc_norm=True)
     with pytest.raises(UserError, match=r"SGLang reads them as .* after \[2, 3, 4\] layers, vLLM as after \[1, 2, 3\]"):
-        import_eagle3(directory, target)
-    same(head, import_eagle3(directory, target, layers=[2, 3, 4]))
+        import_head(directory, target)
+    same(head, import_head(directory, target, layers=[2, 3, 4]))
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_layout_of_speculators(rewritten, target, options):
     head, directory = rewritten(as_speculators, **options)
-    same(head, import_eagle3(directory, target))
+    same(head, import_head(directory, target))
 
 
 def speculators_by_default(config, tensors):
@@ -157,7 +157,7 @@ def speculators_by_default(config, tensors):
 
 def test_what_speculators_leaves_out_is_what_vllm_takes_it_for(rewritten, target):
     head, directory = rewritten(speculators_by_default, norm_before_residual=True)
-    same(head, import_eagle3(directory, target))
+    same(head, import_head(directory, target))
 
 
 def test_the_norm_of_a_further_layer_by_either_name(rewritten, target):
@@ -165,14 +165,14 @@ def test_the_norm_of_a_further_layer_by_either_name(rewritten, target):
         del tensors["layers.1.input_layernorm.weight"]
 
     head, directory = rewritten(as_sglang_alone, num_layers=2)
-    same(head, import_eagle3(directory, target))
+    same(head, import_head(directory, target))
 
     def with_two(config, tensors):
         tensors["layers.1.hidden_norm.weight"] += 1.0
 
     _, directory = rewritten(with_two, num_layers=2)
     with pytest.raises(UserError, match=r"layers\.1\.input_layernorm\.weight and .*hidden_norm.weight differ"):
-        import_eagle3(directory, target)
+        import_head(directory, target)
 
 
 def test_what_engines_share_or_make_up_is_filled_in(rewritten, target):
@@ -180,28 +180,28 @@ def test_what_engines_share_or_make_up_is_filled_in(rewritten, target):
         del tensors["lm_head.weight"], config["draft_vocab_size"]
 
     _, directory = rewritten(without_head, vocabulary=None)
-    assert torch.equal(import_eagle3(directory, target).lm_head.weight, target.head.weight)
+    assert torch.equal(import_head(directory, target).lm_head.weight, target.head.weight)
 
     def without_t2d(config, tensors):
         del tensors["t2d"]
         tensors["d2t"] = tensors["d2t"].int()
 
     head, directory = rewritten(without_t2d)
-    same(head, import_eagle3(directory, target))
+    same(head, import_head(directory, target))
 
 
 def test_an_embedding_of_its_own_comes_along_and_a_copy_of_the_targets_does_not(rewritten, target):
     own = torch.randn(97, 32, generator=torch.Generator().manual_seed(0))
     for held in (own, target.embedding_weight.clone()):
         _, directory = rewritten(lambda config, tensors, held=held: tensors.update({"embed_tokens.weight": held}))
-        head = import_eagle3(directory, target)
+        head = import_head(directory, target)
         assert head.config()["own_embedding"] == (held is own)
         assert torch.equal(head.embed(torch.arange(97)), held)
 
 
 def test_a_window_is_where_layer_types_say_so(rewritten, target):
     _, directory = rewritten(lambda config, tensors: config.update(sliding_window=40))
-    assert import_eagle3(directory, target).sliding_window is None
+    assert import_head(directory, target).sliding_window is None
 
 
 def test_rope_scaling_comes_along(rewritten, target):
@@ -209,7 +209,7 @@ def test_rope_scaling_comes_along(rewritten, target):
     scaling["original_max_position_embeddings"] = 64
 
     _, directory = rewritten(lambda config, tensors: config.update(rope_scaling=scaling))
-    assert import_eagle3(directory, target).config()["rope_parameters"] == {"rope_theta": 5000.0, **scaling}
+    assert import_head(directory, target).config()["rope_parameters"] == {"rope_theta": 5000.0, **scaling}
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def of_other_layers(config, tensors):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (setting(speculators_model_type="dflash"), "type 'dflash'"),
+        (setting(speculators_model_type="xpress"), "type 'xpress': expected eagle3, peagle, dflash, dspark"),
         (of_other_layers, "layers of the type 'qwen3_next': expected llama or qwen3"),
         (setting(num_hidden_layers=900), r"config\.json asks for more than \d+ weights"),
         (setting(num_hidden_layers=2), r"missing: layers\.1\.hidden_norm\.weight"),
@@ -274,7 +274,7 @@ def of_other_layers(config, tensors):
 def test_what_our_head_does_not_compute_is_refused_by_name(rewritten, target, change, expected):
     _, directory = rewritten(change)
     with pytest.raises(UserError, match=expected):
-        import_eagle3(directory, target)
+        import_head(directory, target)
 
 
 @pytest.mark.parametrize(
@@ -291,22 +291,22 @@ def test_exports_of_other_families_are_called_by_their_names(
     make_drafter, save, target, tmp_path, engine, family, expected
 ):
     directory = export(save(make_drafter(family)), engine(), tmp_path / "other")
-    with pytest.raises(UserError, match=f"is an export of {expected}: expected one of an EAGLE-3 head"):
-        import_eagle3(directory, target)
+    with pytest.raises(UserError, match=f"is an export of {expected}: expected that of an EAGLE-3"):
+        import_head(directory, target)
 
 
 def test_an_eagle3_head_under_the_name_of_its_layer(rewritten, target):
     head, directory = rewritten(setting(architectures=["LlamaForCausalLM"]))
-    same(head, import_eagle3(directory, target))
+    same(head, import_head(directory, target))
 
 
 def test_files_that_are_missing_or_damaged(published, target, tmp_path):
     _, directory = published()
     with pytest.raises(UserError, match=r"config\.json does not exist"):
-        import_eagle3(tmp_path / "nowhere", target)
+        import_head(tmp_path / "nowhere", target)
     (directory / "model.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="is damaged"):
-        import_eagle3(directory, target)
+        import_head(directory, target)
     (directory / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no weights"):
-        import_eagle3(directory, target)
+        import_head(directory, target)
