@@ -20,16 +20,21 @@ def main(config: DictConfig) -> None:
     from specdraft.evaluation.report.comparison import names
 
     paths = config.checkpoint if isinstance(config.checkpoint, ListConfig) else [config.checkpoint]
-    beside = build(config.compare)
-    if paths == [None] and config.target.name is not None and beside:
-        paths = []  # a target, and drafters that nobody trained
+    beside, untrained = build(config.compare), build(config.drafter)
+    if untrained is not None and paths != [None]:
+        raise UserError("checkpoint= and drafter= both say what to evaluate: expected one, and the other in compare=")
+    if untrained is None and paths == [None] and beside:
+        untrained = beside[next(iter(beside))]
+    if untrained is not None and config.target.name is not None:
+        paths = []
+        beside.pop(untrained.family, None)
     elif not paths or None in paths:
-        wanted = "the path of a drafter or of a run directory that holds one, or target=NAME with a drafter of compare="
+        wanted = "the path of a drafter or of a run directory that holds one, or target=NAME drafter=NAME"
         raise UserError(f"checkpoint= is missing: expected {wanted}")
     if config.png:
         check_png()
     loaded = [load_drafter(path, config.quantize) for path in paths]
-    drafter, trained = loaded[0] if loaded else (beside.pop(next(iter(beside))), {})
+    drafter, trained = loaded[0] if loaded else (untrained, {})
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)

@@ -105,6 +105,9 @@ class Drafter(nn.Module, ABC):
     def drafting(self, rows: int, capacity: int) -> Drafting:
         """What drafts for up to ``rows`` requests side by side, of up to ``capacity`` tokens each, drafts included."""
 
+    def forget(self) -> None:
+        """Forget what was learned from earlier requests, if anything: drafts are then those of a first request."""
+
     def served(self) -> "Drafter":
         """The drafter as it is decoded with, saved and exported: itself, unless training needs parts beside it."""
         return self

@@ -151,7 +151,9 @@ class _Evaluator:
             own = [request for request in requests if request.category == category]
             self.evaluation.categories.append(about(own, way.name, temperature, way.shape.depth, category))
         self.evaluation.samples.extend(self._samples(result, requests))
-        if cost is not None and is_trained(way.drafter):
+        # Rates of chains that end where the draft is unsure say nothing of chains that go on.
+        adaptive = isinstance(way.shape, StaticTree) and way.shape.stop is not None
+        if cost is not None and is_trained(way.drafter) and not adaptive:
             self._predict(way, result, requests, cost)
 
     def _predict(self, way: Way, result: Result, requests: Sequence[Request], cost: CostSettings) -> None:
@@ -232,6 +234,8 @@ class _Evaluator:
         warm_up = encode(target.tokenizer, self.prompts[0].opening)
         for decoder in decoders.values():  # the first passes allocate buffers and choose kernels
             decoder.generate(warm_up, min(_WARM_UP_TOKENS, settings.max_new_tokens), settings.seed)
+        for way in ways:  # nobody is to know an answer beforehand
+            way.drafter.forget()
         requests: dict[Way, list[Request]] = {way: [] for way in ways}
         recorded = _one_of_each_category(self.prompts)[: settings.samples]
         turns = [(index, turn) for index, each in enumerate(self.prompts) for turn in range(1 + len(each.follow_ups))]

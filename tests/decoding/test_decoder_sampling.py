@@ -15,8 +15,10 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTrees
+from specdraft.drafters.ngram_cache import NgramCache
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.drafters.suffix import Suffix
 from specdraft.targets import Target
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
 from tests.decoding.trees import shared_out
@@ -126,7 +128,9 @@ def test_two_tokens_with_trees(target, head, shape):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.parametrize("drafter", [None, PromptLookup(), TargetAsDraft()], ids=lambda d: type(d).__name__)
+@pytest.mark.parametrize(
+    "drafter", [None, PromptLookup(), Suffix(), NgramCache(), TargetAsDraft()], ids=lambda d: type(d).__name__
+)
 def test_whole_texts_with_other_drafts(target, drafter, batch_size):
     assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95), batch_size=batch_size) > REJECTED
 
