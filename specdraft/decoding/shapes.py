@@ -183,3 +183,8 @@ def tree_from_accuracies(accuracies: Sequence[Sequence[float]], num_nodes: int) 
         given = f"{num_nodes} nodes from {len(accuracies[0])} accuracies of the first level"
         raise UserError(f"the draft tree is to have {given}: expected at least one of each")
     return StaticTree(tuple(chosen))
+
+
+def tree_from_ranks(shares: Sequence[float], depth: int, num_nodes: int) -> StaticTree:
+    """``tree_from_accuracies`` where every one of ``depth`` levels has the same ``shares``, by rank."""
+    return tree_from_accuracies([shares] * depth, num_nodes)

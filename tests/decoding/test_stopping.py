@@ -114,7 +114,7 @@ def test_nothing_is_read_for_a_level_that_nobody_drafts(target, untrained, monke
 def test_only_chains_end_early_and_bad_settings_are_refused():
     with pytest.raises(UserError, match="expected a chain"):
         StaticTree(((0,), (1,)), stop=Confidence())
-    with pytest.raises(UserError, match="confidence of 1.5"):
+    with pytest.raises(UserError, match=r"confidence of 1\.5"):
         Confidence(1.5)
     with pytest.raises(UserError, match="expected gamma above 0"):
         EntropyBound(gamma=0)
