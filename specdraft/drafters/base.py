@@ -40,6 +40,9 @@ class Drafter(nn.Module, ABC):
     reads_every_last: ClassVar[bool] = True
     """Whether training reads every last hidden state, not only those before a token to be learned."""
 
+    rates_hold: ClassVar[bool] = True
+    """Whether what is accepted of one draft tells of drafts of other lengths: what the cost model predicts from."""
+
     quantizable: ClassVar[bool] = False
     """Whether engines read quantized weights of such a drafter."""
 

@@ -64,8 +64,11 @@ class TextDrafting(Drafting):
 
     def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
         """See ``Drafting``."""
-        states = self.states[: len(texts.lengths)]
-        return chains([self.drafter.propose(state, shape.depth) for state in states], texts.lengths.device)
+        return chains(self.propose(len(texts.lengths), shape.depth), texts.lengths.device)
+
+    def propose(self, rows: int, length: int) -> list[list[int]]:
+        """At most ``length`` tokens for each of the first requests."""
+        return [self.drafter.propose(state, length) for state in self.states[:rows]]
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""

@@ -102,8 +102,10 @@ def evaluate(
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with ExitStack() as stack:
         stack.enter_context(compiling(wanted(settings.compile, target.device)))
+        inside = {module for each in drafters.values() for module in each.modules() if module is not each}
         for each in drafters.values():
-            stack.enter_context(ready_to_decode(each))
+            if each not in inside:  # a drafter made of others is ready with them
+                stack.enter_context(ready_to_decode(each))
         bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))
         for temperature in settings.temperatures:
             ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
@@ -153,7 +155,7 @@ class _Evaluator:
         self.evaluation.samples.extend(self._samples(result, requests))
         # Rates of chains that end where the draft is unsure say nothing of chains that go on.
         adaptive = isinstance(way.shape, StaticTree) and way.shape.stop is not None
-        if cost is not None and is_trained(way.drafter) and not adaptive:
+        if cost is not None and is_trained(way.drafter) and way.drafter.rates_hold and not adaptive:
             self._predict(way, result, requests, cost)
 
     def _predict(self, way: Way, result: Result, requests: Sequence[Request], cost: CostSettings) -> None:
@@ -192,7 +194,7 @@ class _Evaluator:
         the times of the steps. What has no parameters costs nothing to draft: the usual length."""
         settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
         best = StaticTree.chain(draft_tokens(AUTO))
-        if is_trained(way.drafter):
+        if is_trained(way.drafter) and way.drafter.rates_hold:
             chosen = [self.prompts[index] for index in _one_of_each_category(self.prompts)[:_PILOT_PROMPTS]]
             pilot = replace(self, prompts=chosen, settings=settings, progress=False)
             with tqdm(disable=True) as bar:

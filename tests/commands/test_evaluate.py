@@ -114,8 +114,33 @@ def test_a_drafter_that_needs_no_checkpoint(run, run_directory, capsys):
     assert [row["drafter"] for row in written["results"]] == ["suffix", "ngram_cache"]
     both = fails(run, capsys, f"checkpoint={run_directory / 'run'}", "drafter=suffix")
     assert "checkpoint= and drafter= both say what to evaluate" in both
-    assert "expected one of ngram_cache, prompt_lookup, suffix" in fails(run, capsys, "drafter=sufix")
+    alone = fails(run, capsys, "target.name=x", "drafter=suffix", "drafter@retrieval=suffix")
+    assert "expected checkpoint=PATH with it" in alone
+    assert "expected one of ngram_cache, none, prompt_lookup, suffix, token_recycling" in fails(
+        run, capsys, "drafter=sufix"
+    )
+    assert "a group is set to null" in fails(run, capsys, "drafter=null")
     assert "max_tree_depth=1: expected at least 2" in fails(run, capsys, "drafter=suffix", "drafter.max_tree_depth=1")
+
+
+def test_a_look_up_else_a_head(run, run_directory):
+    written = run(
+        f"checkpoint={run_directory / 'run'}",
+        f"benchmark={run_directory / 'prompts.jsonl'}",
+        "drafter@retrieval=prompt_lookup",
+        "decoding.max_new_tokens=8",
+        "decoding.temperature=1",
+        "target.device=cpu",
+        "limit=1",
+        "compare=[]",
+        "decoding.drafting=sampled",
+        "quantize=int8",
+        "cost_model.seconds=0",
+        "cost_model.batch_sizes=[1]",
+    )
+    assert [row["drafter"] for row in written["results"]] == ["hybrid", "eagle3"]
+    assert written["settings"]["retrieval"] == "prompt_lookup" and written["settings"]["quantization"] == "int8"
+    assert {model["drafter"] for model in written["cost_models"]} <= {"eagle3"}
 
 
 def test_overrides(run, run_directory):

@@ -17,6 +17,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.drafting import SingleDrafter
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.heads import Heads
+from specdraft.drafters.hybrid import Hybrid
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
@@ -48,6 +49,7 @@ KINDS = {
     "prompt_lookup": lambda target: PromptLookup(),
     "suffix": lambda target: Suffix(max_cached_requests=0),  # what requests know of each other is tested with it
 }
+KINDS["hybrid"] = lambda target: Hybrid(KINDS["medusa"](target), PromptLookup(), min_tokens=1)
 TEXT_ALONE = ("prompt_lookup", "suffix")
 # Norms and rotary angles of transformers' models are computed in fp32 even in an fp64 model.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -157,7 +159,7 @@ def passes_of(drafter: Drafter, monkeypatch) -> list[tuple[int, ...]]:
     return passes
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in TEXT_ALONE])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (*TEXT_ALONE, "hybrid")])
 @torch.inference_mode()
 def test_a_batch_is_read_in_as_many_passes_as_a_request(kind, monkeypatch):
     drafter = drafter_for(kind)
