@@ -152,6 +152,8 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, MissingConfigException) and option:
         group, name, options = option.groups()
         return f"unknown {group} {name!r}: expected one of {options.replace(' ', ', ')}"
+    if isinstance(error, ValueError) and message.startswith("Config group override must be a string"):
+        return "a group is set to null: expected the name of one of its options, as drafter=none; --help lists groups"
     several = re.match(r"Ambiguous value for argument '(.+?)=(.+?)' ", message)
     if isinstance(error, HydraException) and several:
         key, values = several.groups()

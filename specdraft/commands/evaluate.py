@@ -15,21 +15,31 @@ def main(config: DictConfig) -> None:
     # Imported here so that --help answers at once.
     from specdraft.data.prompts import usual_benchmark
     from specdraft.drafters.checkpoint import check_target, complete_target, find, load_drafter
+    from specdraft.drafters.hybrid import Hybrid
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.evaluation.report.charts import check_png, write_png
     from specdraft.evaluation.report.comparison import names
 
     paths = config.checkpoint if isinstance(config.checkpoint, ListConfig) else [config.checkpoint]
-    beside = build(config.compare)
-    if paths == [None] and config.target.name is not None and beside:
-        paths = []  # a target, and drafters that nobody trained
+    beside, untrained = build(config.compare), build(config.drafter)
+    if untrained is not None and paths != [None]:
+        raise UserError("checkpoint= and drafter= both say what to evaluate: expected one, and the other in compare=")
+    if untrained is None and paths == [None] and beside:
+        untrained = beside[next(iter(beside))]
+    if untrained is not None and config.target.name is not None:
+        paths = []
+        beside.pop(untrained.family, None)
     elif not paths or None in paths:
-        wanted = "the path of a drafter or of a run directory that holds one, or target=NAME with a drafter of compare="
+        wanted = "the path of a drafter or of a run directory that holds one, or target=NAME drafter=NAME"
         raise UserError(f"checkpoint= is missing: expected {wanted}")
+    retrieval = build(config.retrieval)
+    if retrieval is not None and not paths:
+        raise UserError("drafter@retrieval= drafts instead of a checkpoint's drafter: expected checkpoint=PATH with it")
     if config.png:
         check_png()
     loaded = [load_drafter(path, config.quantize) for path in paths]
-    drafter, trained = loaded[0] if loaded else (beside.pop(next(iter(beside))), {})
+    drafter, trained = loaded[0] if loaded else (untrained, {})
+    hybrid = None if retrieval is None else Hybrid(drafter, retrieval, config.retrieval_min_tokens)
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
@@ -47,10 +57,13 @@ def main(config: DictConfig) -> None:
     notes = {"benchmark": config.benchmark, "checkpoint": next(iter(checkpoints), None)}
     notes |= {"drafter": trained["drafter"]} if trained else {}
     others = names([each for each, _ in loaded], checkpoints) if loaded else {}
+    if hybrid is not None:
+        others = {drafter.family: drafter, **others}
+        notes |= {"retrieval": hybrid.retrieval.family}
     compare = {**others, **beside}
-    notes |= {"compared": checkpoints[1:]} if others else {}
+    notes |= {"compared": checkpoints[-len(others) :]} if others else {}
     engine = build(config.engine) if config.get("engine") else None
-    evaluation = evaluate(target, drafter, prompts, settings, compare, notes, cost=cost, engine=engine)
+    evaluation = evaluate(target, hybrid or drafter, prompts, settings, compare, notes, cost=cost, engine=engine)
     output = Path(HydraConfig.get().runtime.output_dir)
     print(table(evaluation))
     print(f"\nresults: {evaluation.write_json(output / 'evaluation.json')}")

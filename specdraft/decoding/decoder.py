@@ -15,7 +15,7 @@ from itertools import count
 
 import torch
 
-from specdraft.decoding import rules
+from specdraft.decoding import block_verification, rules
 from specdraft.decoding.generation import Generation, truncate
 from specdraft.decoding.interfaces import Drafter, Target
 from specdraft.decoding.requests import Request, Requests
@@ -38,12 +38,15 @@ class Decoder:
         trace: bool = False,
     ) -> None:
         """``shape`` is that of every draft, a number a chain of as many tokens; ``rule`` verifies above temperature 0;
-        ``trace``: every generation records its rounds. Raises UserError for a draft of fewer than 1 token."""
+        ``trace``: every generation records its rounds. Raises UserError for a draft of fewer than 1 token and
+        for a shape that the rule cannot verify."""
         self.target, self.drafter, self.rule = target, drafter, rule
         self.shape = as_shape(shape) if drafter is not None else None
         self.sampling = sampling or Sampling()
         self.trace = trace
         if drafter is not None:
+            if not self.sampling.greedy:
+                block_verification.check_shape(rule, self.shape)
             drafter.bind(target)
 
     @property

@@ -47,6 +47,13 @@ class Drafting(ABC):
     A request is ``begin``-ned in a row of its own; after every pass of the target ``advance`` hands over what was
     emitted; ``draft`` proposes what comes next; a request that ends is dropped."""
 
+    top_tokens: int = 0
+    """How many of the target's most likely tokens ``observe`` is to be shown; 0: it is not called."""
+
+    def observe(self, tokens: Tensor, best: Tensor) -> None:  # noqa: B027 (most drafters do not ask for it)
+        """The target has read ``tokens [B, n]``, all of a prompt, or the last emitted tokens and their drafts, rejected
+        ones too, and ``best [B, n, top_tokens]`` are what it would say after each, the most likely first."""
+
     @abstractmethod
     def begin(self, row: int, first_token: int) -> None:
         """A request whose prompt begins with ``first_token``."""

@@ -20,6 +20,8 @@ from specdraft.decoding.shapes import Shape
 from specdraft.decoding.trace import Round, Trace
 from specdraft.decoding.tree import DraftTrees, empty
 
+_SHOWN = 512  # positions of a prompt whose logits are in memory together
+
 
 @dataclass
 class Request:
@@ -81,6 +83,9 @@ class Requests:
         self.lengths[row], self.last[row] = len(prompt) + 1, first[0]
         if self.drafting is not None:
             self.drafting.begin(row, prompt[0])
+            for start in range(0, len(prompt), _SHOWN) if self.drafting.top_tokens else ():
+                part = features.last[:, start : start + _SHOWN]
+                self._show(reading.ids[:, start : start + _SHOWN], target.logits(part))
             counts = torch.full((1,), len(prompt), device=device)
             read = Texts(torch.ones(1, dtype=torch.int64, device=device), 1, row)
             self.drafting.advance(read, torch.cat([reading.ids[:, 1:], first[:, None]], dim=1), counts, features)
@@ -102,6 +107,9 @@ class Requests:
         logits, features = self._verify(texts, trees, self.layers)
         verdict = self._accept(trees, logits)
         marks.append(self.clock.mark())
+        if self.drafting is not None and self.drafting.top_tokens:
+            alive = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))
+            self._show(torch.cat([self.last[: len(lengths), None], trees.tokens], dim=1), logits, alive)
         emitted = self._commit(texts, trees, verdict, features)
         marks.append(self.clock.mark())
         self._note(trees, verdict, emitted)
@@ -143,6 +151,17 @@ class Requests:
             self.drafting.drop(index, last, length)
         for rows in (self.last, self.lengths, self.seeds):
             rows[index] = rows[last]
+
+    def _show(self, tokens: Tensor, logits: Tensor, alive: Tensor | None = None) -> None:
+        """Tell the drafter what the target would say after each of ``tokens [B, n]``; logits: ``[B, n, V]``. ``alive``:
+        ``[B, n - 1]``, which of those after the first are drafts at all; the others repeat what the first one told."""
+        assert self.drafting is not None
+        best = logits.topk(self.drafting.top_tokens).indices  # [B, n, k]
+        if alive is not None:
+            place = torch.arange(tokens.shape[1], device=tokens.device)
+            place = torch.where(torch.nn.functional.pad(alive, (1, 0), value=True), place, 0)
+            tokens, best = tokens.gather(1, place), best.gather(1, place[..., None].expand_as(best))
+        self.drafting.observe(tokens, best)
 
     def _chance(self, first: int, end: int) -> Chance:
         return Chance(self.seeds[first:end], self.lengths[first:end])

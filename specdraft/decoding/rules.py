@@ -14,6 +14,7 @@ more and change the distribution.
 | ``rejection_sampling`` | sampled chain: Leviathan et al. (2211.17192), Chen et al. (2302.01318) | exact |
 | | sampled siblings, with or without replacement: SpecInfer's multi-round rule (2305.09781) | exact |
 | | deterministic candidates: top-k trees, prompt lookup | exact |
+| ``block_verification`` | sampled chain: accepted as a whole (2403.10444), in a module of its own | exact |
 | ``Typical`` | any: Medusa's typical acceptance (2401.10774, section 2.3.1) | **lossy** |
 | ``Ears`` | any: rejection sampling with a tolerance for uncertain targets (2512.13194) | **lossy** |"""
 
@@ -59,7 +60,7 @@ def greedy(trees: DraftTrees, best: Tensor) -> Verdict:
     if trees.width > 1:  # of equal siblings the first
         same = (trees.parents[..., None] == trees.parents[:, None]) & (trees.tokens[..., None] == trees.tokens[:, None])
         right &= ~same.tril(-1).any(-1)
-    return _verdict(trees, trees.beneath(right), lambda end: best.gather(1, end[:, None])[:, 0])
+    return verdict(trees, trees.beneath(right), lambda end: best.gather(1, end[:, None])[:, 0])
 
 
 def rejection_sampling(trees: DraftTrees, p: Tensor, uniform: Tensor) -> Verdict:
@@ -148,7 +149,7 @@ class Typical(LossyRule):
             longest = lengths.argmax(-1)  # the first of equals
             end = trees.ancestors[_rows(longest), longest]
             accepted = accepted & end
-        return _verdict(trees, accepted, lambda end: sample(p[_rows(end), end], uniform[:, 0]))
+        return verdict(trees, accepted, lambda end: sample(p[_rows(end), end], uniform[:, 0]))
 
     def first_token(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """See ``LossyRule``."""
@@ -170,7 +171,7 @@ def _walk(trees: DraftTrees, p: Tensor, uniform: Tensor, tolerance: float) -> Ve
     threshold = uniform[:, 1:] * q_drafted
     if trees.width == 1:
         accepted = trees.beneath(threshold < p_drafted + allowance)
-        return _verdict(trees, accepted, lambda end: sample(_residual(trees, p, end), uniform[:, 0]))
+        return verdict(trees, accepted, lambda end: sample(_residual(trees, p, end), uniform[:, 0]))
     accepted = torch.zeros_like(threshold, dtype=torch.bool)
     here = torch.full_like(trees.tokens[:, 0], ROOT)  # [B], the node that each request stands on
     for _ in range(trees.depth):
@@ -184,10 +185,10 @@ def _walk(trees: DraftTrees, p: Tensor, uniform: Tensor, tolerance: float) -> Ve
             taken = torch.where(ok, child[:, 0], taken)
             residual = torch.where((exists & ~ok)[:, None], _reject(trees, residual, child), residual)
         here = taken
-    return _verdict(trees, accepted, lambda end: sample(_residual(trees, p, end), uniform[:, 0]))
+    return verdict(trees, accepted, lambda end: sample(_residual(trees, p, end), uniform[:, 0]))
 
 
-def _verdict(trees: DraftTrees, accepted: Tensor, after: Callable[[Tensor], Tensor]) -> Verdict:
+def verdict(trees: DraftTrees, accepted: Tensor, after: Callable[[Tensor], Tensor]) -> Verdict:
     """Of the ``accepted`` nodes ``[B, N]``, a path in each tree; ``after`` gives the token that follows from the row of
     p ``[B]`` where the path ends."""
     count = accepted.sum(-1)

@@ -4,12 +4,13 @@ A shape says how many tokens to draft and where; ``drafters/draft_tree_builder.p
 drafter that can tell what follows a node."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 from torch import Tensor
 
+from specdraft.decoding.stopping import Stop
 from specdraft.errors import UserError
 
 Path = tuple[int, ...]
@@ -26,10 +27,11 @@ class StaticTree:
     """A tree known beforehand. A path names a node by its rank among its siblings at every level: ``(0, 2)`` is the
     third-best continuation of the best first token (the notation of Medusa, 2401.10774, section 2.3).
     sampled: at temperatures above 0 siblings are drawn from the draft's distribution, without replacement; else they
-    are its most likely tokens, which is what serving engines draft."""
+    are its most likely tokens, which is what serving engines draft. stop: of a chain, where a draft ends early."""
 
     paths: tuple[Path, ...]
     sampled: bool = True
+    stop: Stop | None = None
 
     def __post_init__(self) -> None:
         paths = sorted({tuple(int(rank) for rank in path) for path in self.paths}, key=lambda path: (len(path), path))
@@ -43,14 +45,16 @@ class StaticTree:
         if not paths:
             raise UserError("the draft tree has no nodes: expected at least one path, as [[0]]")
         object.__setattr__(self, "paths", tuple(paths))
+        if self.stop is not None and not self.is_chain:
+            raise UserError("a draft tree is to end early where the draft is unsure: expected a chain")
 
     @classmethod
-    def chain(cls, num_tokens: int, sampled: bool = True) -> "StaticTree":
-        """A chain of ``num_tokens`` tokens. Raises UserError below 1."""
+    def chain(cls, num_tokens: int, sampled: bool = True, stop: Stop | None = None) -> "StaticTree":
+        """A chain of ``num_tokens`` tokens, or of fewer where ``stop`` ends it. Raises UserError below 1."""
         if type(num_tokens) is not int or num_tokens < 1:
             mend = "to decode plainly, leave the drafter out"
             raise UserError(f"num_draft_tokens is {num_tokens}: expected at least 1; {mend}")
-        return cls(tuple((0,) * depth for depth in range(1, num_tokens + 1)), sampled)
+        return cls(tuple((0,) * depth for depth in range(1, num_tokens + 1)), sampled, stop)
 
     @property
     def depth(self) -> int:
@@ -81,7 +85,7 @@ class StaticTree:
         """The first ``depth`` levels."""
         if depth >= self.depth:
             return self
-        return StaticTree(tuple(path for path in self.paths if len(path) <= depth), self.sampled)
+        return replace(self, paths=tuple(path for path in self.paths if len(path) <= depth))
 
     @cached_property
     def branching(self) -> list[list[int]]:
@@ -91,6 +95,7 @@ class StaticTree:
 
     def __str__(self) -> str:
         how = "" if self.sampled else ", most likely tokens"
+        how += "" if self.stop is None else f", {self.stop}"
         return f"chain of {self.depth}{how}" if self.is_chain else f"static tree of {self.num_nodes}{how}"
 
 
@@ -178,3 +183,8 @@ def tree_from_accuracies(accuracies: Sequence[Sequence[float]], num_nodes: int) 
         given = f"{num_nodes} nodes from {len(accuracies[0])} accuracies of the first level"
         raise UserError(f"the draft tree is to have {given}: expected at least one of each")
     return StaticTree(tuple(chosen))
+
+
+def tree_from_ranks(shares: Sequence[float], depth: int, num_nodes: int) -> StaticTree:
+    """``tree_from_accuracies`` where every one of ``depth`` levels has the same ``shares``, by rank."""
+    return tree_from_accuracies([shares] * depth, num_nodes)

@@ -40,6 +40,9 @@ class Drafter(nn.Module, ABC):
     reads_every_last: ClassVar[bool] = True
     """Whether training reads every last hidden state, not only those before a token to be learned."""
 
+    rates_hold: ClassVar[bool] = True
+    """Whether what is accepted of one draft tells of drafts of other lengths: what the cost model predicts from."""
+
     quantizable: ClassVar[bool] = False
     """Whether engines read quantized weights of such a drafter."""
 
@@ -104,6 +107,9 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def drafting(self, rows: int, capacity: int) -> Drafting:
         """What drafts for up to ``rows`` requests side by side, of up to ``capacity`` tokens each, drafts included."""
+
+    def forget(self) -> None:
+        """Forget what was learned from earlier requests, if anything: drafts are then those of a first request."""
 
     def served(self) -> "Drafter":
         """The drafter as it is decoded with, saved and exported: itself, unless training needs parts beside it."""

@@ -5,7 +5,8 @@ target vocabulary.
 
 A drafter gives the logits after the last emitted tokens, and a function that reads a level of nodes and returns the
 logits after each. Chains, static and dynamic trees, greedy and sampled drafts all come out of it the same way, for all
-requests together, and without a number being read from the device."""
+requests together, and without a number being read from the device; only a chain that may end early asks at every level
+whether all have ended, so that what nobody drafts costs nothing."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from specdraft.decoding.sampling import Chance, Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, ForcedPath, Shape, StaticTree
-from specdraft.decoding.tree import ROOT, DraftTrees
+from specdraft.decoding.stopping import Stop
+from specdraft.decoding.tree import ROOT, DraftTrees, empty
 
 FIRST_DRAW = 2**20  # numbers of ``Chance`` before it belong to verification
 
@@ -68,6 +70,8 @@ def grow(
         return _grow_forced(logits, extend, shape, vocabulary)
     if isinstance(shape, DynamicTree):
         return _grow_dynamic(logits, extend, shape, vocabulary)
+    if shape.stop is not None:
+        return _grow_until(shape.stop, logits, extend, shape, sampling, chance, vocabulary)
     return _grow_static(logits, extend, shape, sampling, chance, vocabulary)
 
 
@@ -111,6 +115,41 @@ def _grow_static(
     q = None if found.q is None else vocabulary.scatter_to_target(found.q)
     above = _constant(tuple(parents), device).expand(batch, -1)
     return DraftTrees(vocabulary.to_target(found.tokens), above, q, found.alive, depth=shape.depth, width=shape.width)
+
+
+def _grow_until(
+    stop: Stop,
+    logits: Tensor,
+    extend: Extend,
+    shape: StaticTree,
+    sampling: Sampling,
+    chance: Chance | None,
+    vocabulary: Vocabulary,
+) -> DraftTrees:
+    drawing = shape.sampled and not sampling.greedy
+    children: list[_Children] = []  # per level
+    above = torch.zeros((len(logits), 1), dtype=torch.int64, device=logits.device)
+    kept = torch.ones(len(logits), device=logits.device)  # the probability of what each draft holds
+    going = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    for depth in range(1, shape.depth + 1):
+        q = sampling.probabilities(logits) if drawing else logits.float().softmax(-1)  # [B, Vd]
+        going = going & ~stop(q, kept)
+        if not bool(going.any()):
+            break
+        if drawing:
+            assert chance is not None
+            found = _draw(q[:, None], 1, chance, FIRST_DRAW + depth - 1)
+        else:
+            found = _best(logits[:, None], 1)
+        children.append(found._replace(alive=going[:, None]))
+        kept = kept * q.gather(1, found.tokens)[:, 0]
+        if depth < shape.depth:
+            logits = extend(Level(vocabulary.to_target(found.tokens), above, depth, depth - 1, None))[:, 0]
+    if not children:
+        return empty(len(going), going.device)
+    found = _Children.cat(children)
+    q_of_all = None if found.q is None else vocabulary.scatter_to_target(found.q)
+    return DraftTrees.chains(vocabulary.to_target(found.tokens), q_of_all, found.alive)
 
 
 class _Children(NamedTuple):

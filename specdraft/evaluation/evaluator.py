@@ -102,8 +102,10 @@ def evaluate(
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with ExitStack() as stack:
         stack.enter_context(compiling(wanted(settings.compile, target.device)))
+        inside = {module for each in drafters.values() for module in each.modules() if module is not each}
         for each in drafters.values():
-            stack.enter_context(ready_to_decode(each))
+            if each not in inside:  # a drafter made of others is ready with them
+                stack.enter_context(ready_to_decode(each))
         bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))
         for temperature in settings.temperatures:
             ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
@@ -151,7 +153,9 @@ class _Evaluator:
             own = [request for request in requests if request.category == category]
             self.evaluation.categories.append(about(own, way.name, temperature, way.shape.depth, category))
         self.evaluation.samples.extend(self._samples(result, requests))
-        if cost is not None and is_trained(way.drafter):
+        # Rates of chains that end where the draft is unsure say nothing of chains that go on.
+        adaptive = isinstance(way.shape, StaticTree) and way.shape.stop is not None
+        if cost is not None and is_trained(way.drafter) and way.drafter.rates_hold and not adaptive:
             self._predict(way, result, requests, cost)
 
     def _predict(self, way: Way, result: Result, requests: Sequence[Request], cost: CostSettings) -> None:
@@ -190,7 +194,7 @@ class _Evaluator:
         the times of the steps. What has no parameters costs nothing to draft: the usual length."""
         settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
         best = StaticTree.chain(draft_tokens(AUTO))
-        if is_trained(way.drafter):
+        if is_trained(way.drafter) and way.drafter.rates_hold:
             chosen = [self.prompts[index] for index in _one_of_each_category(self.prompts)[:_PILOT_PROMPTS]]
             pilot = replace(self, prompts=chosen, settings=settings, progress=False)
             with tqdm(disable=True) as bar:
@@ -232,6 +236,8 @@ class _Evaluator:
         warm_up = encode(target.tokenizer, self.prompts[0].opening)
         for decoder in decoders.values():  # the first passes allocate buffers and choose kernels
             decoder.generate(warm_up, min(_WARM_UP_TOKENS, settings.max_new_tokens), settings.seed)
+        for way in ways:  # nobody is to know an answer beforehand
+            way.drafter.forget()
         requests: dict[Way, list[Request]] = {way: [] for way in ways}
         recorded = _one_of_each_category(self.prompts)[: settings.samples]
         turns = [(index, turn) for index, each in enumerate(self.prompts) for turn in range(1 + len(each.follow_ups))]

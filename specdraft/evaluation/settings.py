@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specdraft.decoding.block_verification import check_shape
 from specdraft.decoding.compilation import wanted
 from specdraft.decoding.rules import Rule, rejection_sampling
 from specdraft.decoding.sampling import Sampling
@@ -56,7 +57,8 @@ class EvaluationSettings:
         temperatures = temperature if several else [temperature]
         settings = cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
         if settings.num_draft_tokens == AUTO:
-            shape = later.pop("shape", {"_target_": _CHAIN})["_target_"]
+            node = later.pop("shape", {"_target_": _CHAIN})
+            shape = node["_target_"] if node.get("stop") is None else "a chain that ends early"
             if shape != _CHAIN:
                 wanted = "decoding/shape=chain with it, or a number"
                 raise UserError(f"decoding.num_draft_tokens is auto and the shape {shape}: expected {wanted}")
@@ -82,6 +84,8 @@ class EvaluationSettings:
                 raise UserError(f"decoding.temperature is {temperature!r}: expected a number or a list of numbers")
             self.sampling(temperature)
         wanted(self.compile, torch.device("cpu"))
+        if self.shape is not None:
+            check_shape(self.rule, self.shape)
 
     def draft_shape(self, drafter: "Drafter", target: "Target") -> Shape:
         """The shape of every draft, measured if it has to be."""

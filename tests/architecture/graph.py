@@ -34,6 +34,7 @@ GROUPS = {
     "compare": "evaluation",
     "data": "data",
     "decoding": "evaluation",
+    "drafter": "drafters",
     "engine": "export",
     "experiment": "commands",
     "features": "data",

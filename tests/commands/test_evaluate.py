@@ -99,6 +99,50 @@ def test_a_target_without_a_checkpoint(run, run_directory, capsys):
     assert "checkpoint= is missing" in fails(run, capsys, f"target.name={run_directory / 'target'}", "compare=[]")
 
 
+def test_a_drafter_that_needs_no_checkpoint(run, run_directory, capsys):
+    written = run(
+        f"target.name={run_directory / 'target'}",
+        f"benchmark={run_directory / 'prompts.jsonl'}",
+        "drafter=suffix",
+        "drafter.max_tree_depth=9",
+        "compare=[ngram_cache,suffix]",  # what is evaluated is not shown beside itself
+        "decoding.max_new_tokens=6",
+        "decoding.temperature=0",
+        "target.device=cpu",
+        "limit=1",
+    )
+    assert [row["drafter"] for row in written["results"]] == ["suffix", "ngram_cache"]
+    both = fails(run, capsys, f"checkpoint={run_directory / 'run'}", "drafter=suffix")
+    assert "checkpoint= and drafter= both say what to evaluate" in both
+    alone = fails(run, capsys, "target.name=x", "drafter=suffix", "drafter@retrieval=suffix")
+    assert "expected checkpoint=PATH with it" in alone
+    assert "expected one of ngram_cache, none, prompt_lookup, suffix, token_recycling" in fails(
+        run, capsys, "drafter=sufix"
+    )
+    assert "a group is set to null" in fails(run, capsys, "drafter=null")
+    assert "max_tree_depth=1: expected at least 2" in fails(run, capsys, "drafter=suffix", "drafter.max_tree_depth=1")
+
+
+def test_a_look_up_else_a_head(run, run_directory):
+    written = run(
+        f"checkpoint={run_directory / 'run'}",
+        f"benchmark={run_directory / 'prompts.jsonl'}",
+        "drafter@retrieval=prompt_lookup",
+        "decoding.max_new_tokens=8",
+        "decoding.temperature=1",
+        "target.device=cpu",
+        "limit=1",
+        "compare=[]",
+        "decoding.drafting=sampled",
+        "quantize=int8",
+        "cost_model.seconds=0",
+        "cost_model.batch_sizes=[1]",
+    )
+    assert [row["drafter"] for row in written["results"]] == ["hybrid", "eagle3"]
+    assert written["settings"]["retrieval"] == "prompt_lookup" and written["settings"]["quantization"] == "int8"
+    assert {model["drafter"] for model in written["cost_models"]} <= {"eagle3"}
+
+
 def test_overrides(run, run_directory):
     written = run(
         f"checkpoint={run_directory / 'run' / 'drafter'}",

@@ -15,6 +15,7 @@ from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
+from specdraft.drafters.token_recycling import TokenRecycling
 from specdraft.targets import Target
 from tests.decoding.counting import CountedDispatches, CountedSyncs
 from tests.fakes import random_prompts, tiny_llama
@@ -42,6 +43,7 @@ DRAFTERS = {
     "domino": lambda target: Domino.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=1),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
+    "token_recycling": lambda target: TokenRecycling(),
 }
 
 

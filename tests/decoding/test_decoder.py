@@ -13,7 +13,9 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import Generation, truncate
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
+from specdraft.drafters.ngram_cache import NgramCache
 from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.drafters.suffix import Suffix
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from tests.fakes import Replay, TargetAsDraft, random_prompts, tiny_llama, transformers_greedy
@@ -90,10 +92,13 @@ def test_an_untrained_eagle3(target, answers, untrained):
     assert 0.1 < accepted / drafted < 0.9
 
 
-def test_prompt_lookup(target, answers):
-    lookup = PromptLookup()
-    drafted, accepted = check_identity(target, answers, lambda index: lookup, 5)
+@pytest.mark.parametrize("drafter", [PromptLookup(), Suffix(), NgramCache()], ids=lambda d: type(d).__name__)
+def test_drafts_from_the_text_alone(target, answers, drafter):
+    drafted, accepted = check_identity(target, answers, lambda index: drafter, 5)
     assert 0.1 < accepted / drafted < 0.9
+    prompts = answers.prompts[:24]  # side by side, while requests of other lengths come and go
+    together = Decoder(target, drafter, 5).generate_batch(prompts, NEW_TOKENS, 5)
+    assert [each.tokens for each in together] == [text[:NEW_TOKENS] for text in answers.continuations[:24]]
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 5, 9])

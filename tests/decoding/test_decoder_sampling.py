@@ -15,9 +15,13 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTrees
+from specdraft.drafters.hybrid import Hybrid
+from specdraft.drafters.ngram_cache import NgramCache
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.drafters.redrafter import ReDrafter
+from specdraft.drafters.suffix import Suffix
+from specdraft.drafters.token_recycling import TokenRecycling
 from specdraft.targets import Target
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
 from tests.decoding.trees import shared_out
@@ -127,9 +131,23 @@ def test_two_tokens_with_trees(target, head, shape):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.parametrize("drafter", [None, PromptLookup(), TargetAsDraft()], ids=lambda d: type(d).__name__)
+@pytest.mark.parametrize(
+    "drafter",
+    [None, PromptLookup(), Suffix(), NgramCache(), TokenRecycling(), TargetAsDraft()],
+    ids=lambda d: type(d).__name__,
+)
 def test_whole_texts_with_other_drafts(target, drafter, batch_size):
     assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95), batch_size=batch_size) > REJECTED
+
+
+@pytest.mark.parametrize(("shape", "batch_size"), [(3, 1), (3, 5), (TREES[0], 5)], ids=str)
+def test_whole_texts_of_which_some_was_looked_up(target, head, shape, batch_size):
+    hybrid = Hybrid(head, PromptLookup(max_ngram=2, min_ngram=2))
+    assert texts_fit(target, hybrid, Sampling(1.2, top_p=0.95), shape=shape, batch_size=batch_size) > REJECTED
+
+
+def test_whole_texts_with_trees_of_recycled_tokens(target):
+    assert texts_fit(target, TokenRecycling(3), Sampling(1.2, top_p=0.95), shape=TREES[0], batch_size=5) > REJECTED
 
 
 @pytest.mark.parametrize(("shape", "batch_size"), [(3, 1), (TREES[0], 5)], ids=str)

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from specdraft.decoding.shapes import DynamicTree, StaticTree, as_shape, tree_from_accuracies
+from specdraft.decoding.shapes import DynamicTree, StaticTree, as_shape, tree_from_accuracies, tree_from_ranks
 from specdraft.errors import UserError
 
 BUSHY = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)))
@@ -147,3 +147,10 @@ def test_accuracies_that_are_no_probabilities_are_refused(accuracies):
 def test_a_tree_from_accuracies_has_a_node(accuracies, num_nodes):
     with pytest.raises(UserError, match="at least one"):
         tree_from_accuracies(accuracies, num_nodes)
+
+
+def test_a_tree_of_levels_that_are_all_alike():
+    tree = tree_from_ranks([0.6, 0.3], depth=3, num_nodes=4)
+    assert tree == tree_from_accuracies([[0.6, 0.3]] * 3, 4)
+    assert tree.paths == ((0,), (1,), (0, 0), (0, 0, 0))
+    assert tree_from_ranks([0.5], depth=2, num_nodes=9) == StaticTree.chain(2)

@@ -17,11 +17,13 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.drafting import SingleDrafter
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.heads import Heads
+from specdraft.drafters.hybrid import Hybrid
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.drafters.redrafter import ReDrafter
+from specdraft.drafters.suffix import Suffix
 from specdraft.targets import Features, Target
 from tests.drafters.conversations import LENGTHS, Conversations
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
@@ -47,7 +49,10 @@ KINDS = {
     "draft_model, windows": lambda target: DraftModel.for_target(target, copy_layers=2),
     "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=4),
     "prompt_lookup": lambda target: PromptLookup(),
+    "suffix": lambda target: Suffix(max_cached_requests=0),  # what requests know of each other is tested with it
 }
+KINDS["hybrid"] = lambda target: Hybrid(KINDS["medusa"](target), PromptLookup(), min_tokens=1)
+TEXT_ALONE = ("prompt_lookup", "suffix")
 # Norms and rotary angles of transformers' models are computed in fp32 even in an fp64 model.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 ROUNDS = [[1, 4, 2, 5], [3, 1, 1, 2], [1, 1, 1, 1], [5, 2, 4, 3]]  # tokens emitted by each request
@@ -105,7 +110,7 @@ def test_drafts_and_states_are_those_of_requests_alone(kind, shape, sampling):
         for number in together.numbers:
             alone[number].emit(emitted)
     assert set(together.numbers) == {1, 2, 3}
-    assert drafted > (0 if kind == "prompt_lookup" else 30)
+    assert drafted > (0 if kind in TEXT_ALONE else 30)
 
 
 def decoded(drafter: Drafter, shape, sampling: Sampling, batch_size: int) -> list[Generation]:
@@ -156,7 +161,7 @@ def passes_of(drafter: Drafter, monkeypatch) -> list[tuple[int, ...]]:
     return passes
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "prompt_lookup"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (*TEXT_ALONE, "hybrid")])
 @torch.inference_mode()
 def test_a_batch_is_read_in_as_many_passes_as_a_request(kind, monkeypatch):
     drafter = drafter_for(kind)

@@ -3,27 +3,13 @@
 import random
 
 import pytest
-import torch
 
-from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
-from specdraft.targets import Features
-
-NO_FEATURES = Features(torch.empty(0), torch.empty(0))
-
-
-def state_of(drafter, tokens):
-    state = drafter.start(tokens[0], 100)
-    drafter.advance(state, torch.tensor(tokens[1:], dtype=torch.int64), NO_FEATURES)
-    return state
 
 
 def draft(drafter, tokens, num_tokens=5):
-    tree = drafter.draft(state_of(drafter, tokens), StaticTree.chain(num_tokens), Sampling(), None)
-    assert tree.q is None and tree.is_chain
-    return tree.tokens[0].tolist()
+    return drafter.propose(drafter.start(tokens), num_tokens)
 
 
 def test_continues_the_earlier_occurrence():
@@ -59,13 +45,12 @@ def test_equals_a_search_through_the_text_however_it_arrives():
     for _ in range(200):
         drafter = PromptLookup(max_ngram=rng.randint(1, 4))
         tokens = [rng.randrange(4) for _ in range(rng.randint(2, 40))]
-        state, at = drafter.start(tokens[0], 100), 1
+        state, at = drafter.start(tokens[:1]), 1
         while at < len(tokens):
             piece = tokens[at : at + rng.randint(1, 6)]
-            drafter.advance(state, torch.tensor(piece), NO_FEATURES)
+            drafter.extend(state, piece)
             at += len(piece)
-            expected = brute_force(tokens[:at], 3, drafter.max_ngram, 1)
-            assert drafter.draft(state, StaticTree.chain(3), Sampling(), None).tokens.tolist() == [expected]
+            assert drafter.propose(state, 3) == brute_force(tokens[:at], 3, drafter.max_ngram, 1)
 
 
 def test_config_rebuilds_it_and_nothing_trains():
