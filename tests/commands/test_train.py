@@ -291,7 +291,7 @@ def test_init_trains_on(train, arguments, tmp_path):
     weights = [(run / "drafter" / "model.safetensors").read_bytes() for run in (first, second)]
     assert weights[0] == weights[1]
     for override, sentence in (
-        ("model.drafter.fc_norm=false", "fc_norm=True, and the configuration makes one with False"),
+        ("model.drafter.qk_norm=true", "qk_norm=False, and the configuration makes one with True"),
         ("model=medusa", "kind Eagle3, and the configuration makes Medusa"),
         ("init=/nowhere", "there is no drafter checkpoint at /nowhere"),
     ):
@@ -437,7 +437,10 @@ def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path
         (["quantize=int5"], "quantize is 'int5': expected int8, int4, or null"),
         (["decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
         (["model.draft_vocab_size=321"], "model.draft_vocab_size is 321"),
-        (["export=tensorrt"], "export=tensorrt is unknown: expected sglang, tensorrt_llm, transformers, vllm"),
+        (
+            ["export=tensorrt"],
+            "export=tensorrt is unknown: expected recurrent_drafting, sglang, speculators, tensorrt_llm, transformers",
+        ),
         (["resume=/nonexistent"], "does not exist"),
         (["strategy=single", "trainer.devices=2"], "strategy=single trains on one device"),
         (["modle=eagle3"], "unknown config key 'modle': did you mean model? --help and"),
