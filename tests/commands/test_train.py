@@ -439,7 +439,7 @@ def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path
         (["model.draft_vocab_size=321"], "model.draft_vocab_size is 321"),
         (
             ["export=tensorrt"],
-            "export=tensorrt is unknown: expected recurrent_drafting, sglang, speculators, tensorrt_llm, transformers",
+            "export=tensorrt is unknown: expected recurrent_drafting, sglang",
         ),
         (["resume=/nonexistent"], "does not exist"),
         (["strategy=single", "trainer.devices=2"], "strategy=single trains on one device"),
