@@ -153,7 +153,7 @@ def explain(error: BaseException) -> str | None:
         group, name, options = option.groups()
         return f"unknown {group} {name!r}: expected one of {options.replace(' ', ', ')}"
     if isinstance(error, ValueError) and message.startswith("Config group override must be a string"):
-        return "a group is set to null: expected one of its options, as drafter=none, or ~GROUP to leave it out; see --help"
+        return "a group is set to null: expected one of its options, as drafter=none, or ~GROUP to leave it out"
     several = re.match(r"Ambiguous value for argument '(.+?)=(.+?)' ", message)
     if isinstance(error, HydraException) and several:
         key, values = several.groups()

@@ -22,7 +22,8 @@ MODELS = {"pard": ("model=draft", "model.drafter.parallel=true")}  # the others 
 # and where states lie is not. That ZeRO-3 computes what one rank does is seen in tests/training/test_ranks.py.
 ZERO3 = ("medusa", "hydra", "redrafter", "eagle", "eagle3_1", "p_eagle", "mtp", "dflash", "dspark", "domino", "pard")
 STRATEGIES = dict.fromkeys(ZERO3, ("deepspeed_zero3",))
-STRATEGIES |= dict.fromkeys(("eagle3", "draft"), ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"))
+STRATEGIES |= {"draft": ("ddp", "deepspeed_zero3")}
+STRATEGIES |= {"eagle3": ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")}
 TWO_RANKS = ("trainer.accelerator=cpu", "trainer.devices=2", "evaluate=false", "export=null")
 # The default data, of which the check of parity takes as much: the target answers once for both.
 DATA = ("data.limit=160", "data.validation_limit=16")

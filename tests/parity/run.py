@@ -21,7 +21,7 @@ from comparison import Run, decode, differences, rate_difference, table
 from engine import MAX_NEW_TOKENS, Engine, add_arguments, held_out_prompts
 from mimo import mimo
 from saturating import multiplies_exactly, saturate
-from short import LEAST_ACCEPTANCE_LENGTH, MIMO, QUANTIZED, SHORT, trained
+from short import LEAST_ACCEPTANCE_LENGTH, MIMO, QUANTIZED, SHORT, SPECULATORS, source, trained
 
 from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.decoding.decoder import Decoder
@@ -32,6 +32,7 @@ from specdraft.drafters.checkpoint import check_target, find, load_drafter, read
 from specdraft.errors import exit_on_user_error
 from specdraft.export import export
 from specdraft.export.engine import GREEDY, SAMPLED
+from specdraft.export.speculators import Speculators
 from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 
@@ -49,7 +50,7 @@ class Exported:
     @classmethod
     def of(cls, name: str, checkpoint: Path, drafter: Drafter, work: Path) -> "Exported":
         """Exports the checkpoint, which ``drafter`` was read from, under a name."""
-        engine = VLLM(dtype="float32")
+        engine = (Speculators if name in SPECULATORS else VLLM)(dtype="float32")
         directory = export(checkpoint, engine, work / "exported" / name, drafter.quantization).resolve()
         return cls(drafter, drafter.family, directory)
 
@@ -67,7 +68,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--head", help="a checkpoint or run directory; without it short drafters are trained, once")
-    names, usual = [*SHORT, *QUANTIZED], [*SHORT, next(iter(QUANTIZED))]  # integers take our decoder the longest
+    names = [*SHORT, *QUANTIZED, *SPECULATORS]
+    usual = [*SHORT, next(iter(QUANTIZED)), next(iter(SPECULATORS))]  # one of each way of writing them
     parser.add_argument("--models", nargs="+", choices=names, default=usual, help="which to train and compare")
     add_arguments(parser, "parity")
     return parser.parse_args()
@@ -85,11 +87,11 @@ def main() -> None:
     else:
         targets = {name: str(mimo(engine.work / "mimo")) for name in MIMO if name in options.models}
         with ThreadPoolExecutor(available_cores()) as pool:  # the first lets the target answer, and all read it
-            sources = {name: QUANTIZED.get(name, (name, None))[0] for name in options.models}
+            sources = {name: source(name)[0] for name in options.models}
             needed = list(dict.fromkeys(sources.values()))
             runs = pool.map(lambda name: trained(name, engine.work, targets.get(name)), needed)
             found = dict(zip(needed, runs, strict=True))
-            checkpoints = {name: found[source] for name, source in sources.items()}
+            checkpoints = {name: found[trained_as] for name, trained_as in sources.items()}
     print(f"training {time.perf_counter() - started:.0f} s")
     groups: dict[str, dict[str, Path]] = {}  # by target
     for name, checkpoint in checkpoints.items():
@@ -103,7 +105,7 @@ def compare(checkpoints: Mapping[str, Path], engine: Engine, options: argparse.N
     with the first of them above temperature 0 too."""
     cases = {}
     for name, checkpoint in checkpoints.items():
-        drafter, config = load_drafter(checkpoint, QUANTIZED.get(name, (name, None))[1])
+        drafter, config = load_drafter(checkpoint, source(name)[1])
         cases[name] = Exported.of(name, checkpoint, drafter, engine.work)
         if drafter.quantization is not None and not multiplies_exactly():
             saturate(drafter)

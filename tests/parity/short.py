@@ -105,6 +105,13 @@ QUANTIZED = {
     "eagle3_int8": ("eagle3", "int8"),
     "draft_int8": ("draft", "int8"),
 }
+# What is written in the layout of speculators instead of vLLM's plain one, and the short drafter that it is.
+SPECULATORS = {f"{name}_speculators": name for name in ("eagle3", "p_eagle", "dflash")}
+
+
+def source(name: str) -> tuple[str, str | None]:
+    """The short drafter behind a name of any of these tables, and the scheme that it is quantized by."""
+    return QUANTIZED.get(name, (SPECULATORS.get(name, name), None))
 
 
 def trained(name: str, work: Path, target: str | None = None) -> Path:
