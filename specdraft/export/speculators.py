@@ -1,6 +1,7 @@
 """speculators: the layout that vLLM's own trainer writes (0.9.0), which names its target, so that ``vllm serve
-DIRECTORY`` starts both. Written to what the sources of speculators and vLLM 0.32 read, never run in either.
+DIRECTORY`` starts both. Counted in vLLM 0.32 by `make parity`, but for DSpark; never run in speculators.
 
+- There is no ``model_type`` but the layer's own: where there is one, vLLM does not take the files for speculators'.
 - What is of a decoder layer stands apart, in ``transformer_layer_config``.
 - The first layer of an EAGLE-3 head is ``layers.0``; a further one has one norm, where the plain layout has two names.
 - speculators' blocks see all of themselves, whatever ``sliding_window_non_causal`` says, which is of windows; vLLM
@@ -49,7 +50,6 @@ class Speculators(Engine):
             raise UserError(f"{wrong}: expected neither; choose engine=vllm")
         config: dict[str, Any] = {
             "architectures": [_CLASSES[kind]],
-            "model_type": "speculator_model",
             "speculators_model_type": kind,
             "speculators_version": "0.9.0",
             "speculators_config": {
