@@ -44,7 +44,7 @@ ARMS: Mapping[str, Sequence[str]] = {
     RECIPE: [EAGLE3],
     **{name: [EAGLE3, *overrides] for name, overrides in PUBLISHED.items()},
     "as published": [EAGLE3, *(each for overrides in PUBLISHED.values() for each in overrides)],
-    # Heads that read the embedding of the newest token beside the state, not in the attention alone.
+    # Other heads, which read the embedding of the newest token beside the state, not in the attention alone.
     "EAGLE-1": ["model=eagle"],
     "MTP": ["model=mtp"],
     # What those have and EAGLE-3 has not.
@@ -70,7 +70,6 @@ ARMS: Mapping[str, Sequence[str]] = {
     "warm-up, stable, decay": [EAGLE3, "model.optimizer.schedule=wsd"],
     "twice as many layers": [EAGLE3, "model.drafter.num_layers=2"],
 }
-VOCABULARIES = {"tiny": 4096, "smollm2-135m": 49152}  # of the targets, for the arm with half of it
 TEMPERATURES = (0.0, 1.0)
 BATCH = 16  # requests side by side; acceptance does not depend on it
 
@@ -78,7 +77,7 @@ BATCH = 16  # requests side by side; acceptance does not depend on it
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="tiny", choices=VOCABULARIES, help="of conf/target")
+    parser.add_argument("--target", default="tiny", help="of conf/target")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="recipe is always among them")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=250)
@@ -90,11 +89,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def trained(name: str, seed: int, options: argparse.Namespace, last: str) -> Path:
-    """The run of an arm, trained if it is not there or was cut off."""
+def trained(name: str, seed: int, options: argparse.Namespace, of_target: Mapping[str, str]) -> Path:
+    """The run of an arm, trained if it is not there or was cut off. of_target: what its overrides take from it."""
     run = options.work / f"{options.target}-{options.steps}" / re.sub(r"\W+", "-", name) / str(seed)
-    half = str(VOCABULARIES[options.target] // 2)
-    overrides = [part.replace("{last}", last).replace("{half}", half) for part in ARMS[name]]
+    overrides = [part.format(**of_target) for part in ARMS[name]]
     overrides += [f"target={options.target}", f"seed={seed}", "data.seed=0", f"trainer.max_steps={options.steps}"]
     overrides += ["live.every_n_steps=0", "evaluate=false", "export=null", *options.override]
     done = run / "overrides.json"  # written last
@@ -152,17 +150,18 @@ def main() -> None:
     """Train, measure, print and write."""
     options = arguments()
     arms = list(dict.fromkeys([RECIPE, *options.arms]))
-    first = read_config(trained(RECIPE, options.seeds[0], options, ""))
+    first = read_config(trained(RECIPE, options.seeds[0], options, {}))
     target = Target.load(first["target"]["name"], first["target"]["revision"], dtype="float32", device="cpu")
     found = load_prompts(usual_benchmark(first), options.prompts)
     check_lengths(target.tokenizer, found, target.max_length, options.max_new_tokens)
     prompts = [encode(target.tokenizer, prompt.opening) for prompt in found]
     layers = target.default_layers()
     last = str([*layers[:-1], target.num_layers]).replace(" ", "")
+    of_target = {"last": last, "half": str(target.vocab_size // 2)}
     rows: list[dict[str, Any]] = []
     for seed in options.seeds:  # all arms of a seed first: an interrupted run still compares
         for arm in arms:
-            run = trained(arm, seed, options, last)
+            run = trained(arm, seed, options, of_target)
             rows.append({"arm": arm, "seed": seed} | acceptance(run, target, prompts, options))
             show(rows)
     settings = {name: value for name, value in vars(options).items() if name != "work"}

@@ -30,7 +30,8 @@ class EvaluationSettings:
 
     ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
     under test. ``num_draft_tokens`` "auto" is for every trained drafter and temperature the chain, of at most 8 tokens,
-    that a sample of the prompts and the times of its steps promise most of. ``rule`` verifies above temperature 0.
+    that a sample of the prompts and the times of its steps promise most of; trees, and chains that end where the draft
+    is unsure, are as deep as usual with it. ``rule`` verifies above temperature 0.
     ``drafting`` is how drafts are made there: "sampled" from the draft's distribution, "greedy" (its most likely
     tokens, verified as point masses), or "engine", as the engine does that the evaluation is for."""
 
@@ -58,10 +59,10 @@ class EvaluationSettings:
         settings = cls(temperatures=tuple(dict.fromkeys(temperatures)), seed=seed, **options)
         if settings.num_draft_tokens == AUTO:
             node = later.pop("shape", {"_target_": _CHAIN})
-            shape = node["_target_"] if node.get("stop") is None else "a chain that ends early"
-            if shape != _CHAIN:
-                wanted = "decoding/shape=chain with it, or a number"
-                raise UserError(f"decoding.num_draft_tokens is auto and the shape {shape}: expected {wanted}")
+            if node["_target_"] != _CHAIN or node.get("stop") is not None:
+                usual = draft_tokens(AUTO)
+                settings = replace(settings, num_draft_tokens=usual)
+                later["shape"] = {key: usual if value == AUTO else value for key, value in node.items()}
         # Shapes read the number of draft tokens, which is checked by now.
         return replace(settings, **{name: build(node) for name, node in later.items()})
 

@@ -17,6 +17,7 @@ from specdraft.errors import UserError
 from specdraft.export.eagle3 import LAYERS, MASK, SIZES
 from specdraft.export.engine import Engine
 from specdraft.export.layout import Layout
+from specdraft.targets.loading import location
 
 _CLASSES = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}
 _CLASSES |= {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
@@ -63,7 +64,7 @@ class Speculators(Engine):
                         "accept_tolerance": 0.0,
                     }
                 ],
-                "verifier": {"name_or_path": target.get("name"), "architectures": [target.get("architecture")]},
+                "verifier": {"name_or_path": location(target["name"]), "architectures": [target.get("architecture")]},
             },
             "transformer_layer_config": {key: plain[key] for key in _OF_LAYER if key in plain},
             "draft_vocab_size": plain["draft_vocab_size"],

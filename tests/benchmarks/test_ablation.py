@@ -21,7 +21,7 @@ def test_gains_are_taken_seed_by_seed():
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_makes_a_drafter_and_no_two_are_alike(arm: str) -> None:
     target = Target.from_model(tiny_llama(num_hidden_layers=6))
-    overrides = [part.replace("{last}", "[2,3,6]").replace("{half}", "32") for part in ARMS[arm]]
+    overrides = [part.format(last="[2,3,6]", half="32") for part in ARMS[arm]]
     with initialize_config_dir(str(CONF), version_base=None):
         config = compose("train", [*overrides, "target=tiny"])
     drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=None)

@@ -17,7 +17,6 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
 from specdraft.decoding.stopping import Confidence, EntropyBound
 from specdraft.errors import UserError
-from specdraft.evaluation.settings import EvaluationSettings
 from tests.chance import REJECTED
 from tests.decoding.markov import Markov
 from tests.decoding.trees import chance
@@ -121,6 +120,3 @@ def test_only_chains_end_early_and_bad_settings_are_refused():
     chain = StaticTree.chain(6, stop=Confidence())
     assert chain.truncate(2) == StaticTree.chain(2, stop=Confidence())
     assert str(chain) == "chain of 6, while 0.4 sure"
-    node = {"_target_": "specdraft.decoding.shapes.StaticTree.chain", "num_tokens": "auto", "stop": {"_target_": "x"}}
-    with pytest.raises(UserError, match="num_draft_tokens is auto and the shape a chain that ends early"):
-        EvaluationSettings.from_config({"temperature": 0, "num_draft_tokens": "auto", "shape": node})

@@ -9,6 +9,7 @@ from specdraft.decoding import rules
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.decoding.stopping import Confidence
 from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
 from specdraft.evaluation.settings import EvaluationSettings, drafted
@@ -138,12 +139,16 @@ def test_a_rule_that_takes_greedy_drafts_for_sampled_ones_is_rejected(target, he
     assert goodness_of_fit(pairs, exact_pairs(target, Sampling(1.0))) < REJECTED
 
 
-def test_auto_is_for_chains():
+def test_auto_chooses_the_length_of_chains_and_other_shapes_are_as_deep_as_usual():
     decoding = {"num_draft_tokens": "auto", "temperature": 0.0, "max_new_tokens": 8}
     chain = {"_target_": "specdraft.decoding.shapes.StaticTree.chain", "num_tokens": "auto"}
     settings = EvaluationSettings.from_config(decoding | {"shape": chain})
     assert settings.num_draft_tokens == "auto"
     assert settings.draft_shape(None, None) == StaticTree.chain(8)
     tree = {"_target_": "specdraft.decoding.shapes.DynamicTree", "depth": "auto"}
-    with pytest.raises(UserError, match=r"num_draft_tokens is auto and the shape .*DynamicTree: expected .*chain"):
-        EvaluationSettings.from_config(decoding | {"shape": tree})
+    settings = EvaluationSettings.from_config(decoding | {"shape": tree})
+    assert settings.num_draft_tokens == 5 and settings.draft_shape(None, None) == DynamicTree(depth=5)
+    early = chain | {"stop": {"_target_": "specdraft.decoding.stopping.Confidence"}}
+    settings = EvaluationSettings.from_config(decoding | {"shape": early})
+    assert settings.num_draft_tokens == 5
+    assert settings.draft_shape(None, None) == StaticTree.chain(5, stop=Confidence())
