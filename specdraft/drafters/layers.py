@@ -44,10 +44,14 @@ class Projections(nn.Module):
     def _rotated(self, projected: Tensor, norm: nn.Module | None, cos: Tensor, sin: Tensor) -> Tensor:
         heads = projected.view(len(projected), -1, self.head_dim)  # [N, heads, d]
         heads = heads if norm is None else norm(heads)
-        turned = heads[..., : cos.shape[-1]]
-        turned = turned * cos[:, None] + rotate_half(turned) * sin[:, None]
-        kept = heads[..., cos.shape[-1] :]
-        return torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
+        if cos.shape[-1] == self.head_dim:
+            return _turned(heads, cos, sin)
+        turned, kept = heads.tensor_split([cos.shape[-1]], dim=-1)
+        return torch.cat([_turned(turned, cos, sin), kept], dim=-1)
+
+
+def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return heads * cos[:, None] + rotate_half(heads) * sin[:, None]
 
 
 def shape_of(target: Target, intermediate_size: int | None) -> dict[str, Any]:
