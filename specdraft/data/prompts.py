@@ -3,6 +3,7 @@
 Everything that can be wrong with a prompt is found before the first one is decoded."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,17 @@ def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
     if not prompts:
         raise UserError(f"the prompts file {benchmark} is empty: expected one JSON object a line with {_FORMS}")
     return prompts[: limit or (CHAT_LIMIT if benchmark == CHAT else None)]
+
+
+def at_most_per_category(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """The first ``limit`` prompts of every category, in their order; all without a limit."""
+    seen = Counter[str]()
+    kept = []
+    for prompt in prompts:
+        seen[prompt.category] += 1
+        if limit is None or seen[prompt.category] <= limit:
+            kept.append(prompt)
+    return kept
 
 
 def usual_benchmark(checkpoint: Mapping[str, Any], target: str | None = None) -> str:

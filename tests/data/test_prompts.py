@@ -7,6 +7,7 @@ import pytest
 from specdraft.data.prompts import (
     ALL,
     Prompt,
+    at_most_per_category,
     benchmark_questions,
     check_lengths,
     encode,
@@ -152,6 +153,12 @@ def test_chat_has_a_prompt_of_each_kind_before_a_second_of_any():
         assert len({prompt.category for prompt in every[first : first + 10]}) == 10
     assert any(prompt.follow_ups for prompt in every[:10])
     assert len(benchmark_questions("chat")) == 43
+
+
+def test_so_many_prompts_of_each_category():
+    prompts = [Prompt(str(n), "ab"[n % 2], ()) for n in range(6)]
+    assert [prompt.id for prompt in at_most_per_category(prompts, 2)] == ["0", "1", "2", "3"]
+    assert at_most_per_category(prompts, None) == prompts
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.contenders.vllm_server import serving
+from specdraft.bench.engines import VLLMServer
+from specdraft.bench.process import Server as Running
+from specdraft.bench.process import ended_by_signals
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.regeneration.request import Engine, Ids, RegenerationSettings, Request
 from specdraft.data.regeneration.server import Server
@@ -46,7 +48,7 @@ def questions(target: Target) -> list[Request]:
     """Held-out prompts, greedily."""
     found = (opening_ids(target.tokenizer, c) for c in PythonStdlib().prompts("validation"))
     fitting = [ids for ids in found if len(ids) + SETTINGS.max_new_tokens <= target.max_length]
-    return [Request(ids, (), (), 0.0, number) for number, ids in enumerate(fitting[:PROMPTS])]
+    return [Request(ids, (), (), 0.0, number, SETTINGS.max_new_tokens) for number, ids in enumerate(fitting[:PROMPTS])]
 
 
 def answers(engine: Engine, target: Target) -> list[Ids]:
@@ -83,9 +85,16 @@ def main() -> None:
     target = Target.load(NAME, dtype="float32", device="cpu")
     ours = answers(InProcess(), target)
     theirs = {}
-    flags = ["--enforce-eager", "--max-model-len", str(target.max_length), "--max-num-seqs", "8"]
-    with serving(options.engine_python, location(NAME), flags, threads=1) as url:
-        theirs["vllm serve"] = answers(Server(url, concurrency=8, timeout=120), target)
+    flags = ("--enforce-eager", "--max-num-seqs", "8")
+    engine = VLLMServer(str(options.engine_python), "float32", target.max_length, flags=flags)
+    with ended_by_signals():
+        running = Running(
+            lambda port, name: engine.server(location(NAME), None, [], port, name), engine.environment(1), 600
+        )
+        try:
+            theirs["vllm serve"] = answers(Server(running.url, concurrency=8, timeout=120), target)
+        finally:
+            running.end()
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answers.json")
         alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(REPOSITORY)}

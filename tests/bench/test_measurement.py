@@ -1,0 +1,25 @@
+"""What bench.json holds."""
+
+import json
+
+from specdraft.bench.measurement import loads_of, measurement
+from tests.bench.written import CONTENDERS, FOUR, ONE, three
+
+SETTINGS = {"objective": {"ttft_ms": 100.0, "tpot_ms": None}, "price_per_hour": 2.0, "target": "tiny"}
+
+
+def test_every_contender_at_every_load_as_json():
+    found = json.loads(json.dumps(measurement(three(), CONTENDERS, SETTINGS, target="a/b")))
+    assert len(found["results"]) == 6 and len(found["categories"]) == 4 and len(found["advice"]) == 2
+    assert found["results"][2]["speedup"] == 2.0 and "model: a/b" in found["engine_settings"]
+    assert measurement(three(), CONTENDERS, SETTINGS)["engine_settings"] is None
+
+
+def test_one_contender_alone_has_latencies_and_nothing_to_compare():
+    own = [block for block in three() if block.contender == "eagle3 K=1"]
+    found = measurement(own, CONTENDERS[1:2], SETTINGS)
+    assert found["advice"] == [] and found["categories"] == [] and found["results"][0]["ttft_ms"]["p50"] > 0
+
+
+def test_loads():
+    assert loads_of([1, 4], []) == [ONE, FOUR] and str(loads_of([], [0.5])[0]) == "0.5 requests a second"
