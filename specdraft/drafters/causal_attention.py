@@ -197,17 +197,18 @@ def _documents(table: Tensor) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    given = (each.transpose(0, 1)[None] for each in (query, key, value))  # [1, heads, positions, d]
+    # In 16 bits the backward of a short document takes several times as long; see docs/benchmarks.md.
+    given = (each.to(_accumulator(each)).transpose(0, 1)[None] for each in (query, key, value))  # [1, heads, n, d]
     output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(*given, 0.0, causal)
-    return output[0].transpose(0, 1), lse[0]
+    return output[0].transpose(0, 1).to(query.dtype), lse[0]
 
 
 def _flash_for_cpu_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, ...]:
-    given = (each.transpose(0, 1)[None] for each in (grad, query, key, value, output))
+    given = (each.to(_accumulator(each)).transpose(0, 1)[None] for each in (grad, query, key, value, output))
     grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, lse[None], 0.0, causal)
-    return tuple(each[0].transpose(0, 1) for each in grads)
+    return tuple(each[0].transpose(0, 1).to(query.dtype) for each in grads)
 
 
 def _scores(query: Tensor, key: Tensor, causal: bool, window: int) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:

@@ -72,9 +72,15 @@ def round_input(given: Tensor, scheme: Scheme) -> Tensor:
     largest code, as vLLM's kernels have it. Of the input's dtype."""
     if scheme.input_bits is None:
         return given
-    values = given.detach().float()
-    scales = (values.abs().amax(-1, keepdim=True) / (2 ** (scheme.input_bits - 1) - 1)).clamp_min(_TINY)
-    return ((values / scales).round() * scales).to(given.dtype)
+    codes, scales = _quantize_input(given.detach(), scheme)
+    return (codes * scales).to(given.dtype)
+
+
+def _quantize_input(given: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Codes ``[..., I]`` and scales ``[..., 1]``, both fp32."""
+    values = given.float()
+    scales = (values.abs().amax(-1, keepdim=True) / (2 ** (scheme.input_bits - 1) - 1)).clamp_min(_TINY)  # type: ignore[operator]
+    return (values / scales).round(), scales
 
 
 class QuantizedLinear(nn.Linear):
@@ -96,11 +102,36 @@ class QuantizedLinear(nn.Linear):
         return nn.functional.linear(_straight_through(given, round_input, self.scheme), weight, self.bias)
 
     def settled(self) -> nn.Module:
-        """A layer of the same outputs that has rounded its weight once and for all."""
+        """A layer of the same outputs, up to the rounding of sums, that has rounded its weight once and for all."""
+        if _multiplies_integers(self.weight, self.scheme):
+            return IntegerLinear(self)
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight = nn.Parameter(round_weight(self.weight, self.scheme), requires_grad=False)
         linear.bias = self.bias
         return linear if self.scheme.input_bits is None else RoundedInput(linear, self.scheme)
+
+
+class IntegerLinear(nn.Module):
+    """A linear layer of 8 bits in the place of ``linear``, whose ``weight`` stays the masters': integers are multiplied
+    and summed exactly, as engines do it, and a code is a quarter of what fp32 reads."""
+
+    def __init__(self, linear: QuantizedLinear) -> None:
+        super().__init__()
+        self.codes, self.scales = quantize_weight(linear.weight, linear.scheme)  # [O, I], [O, 1]
+        self.weight, self.bias, self.scheme = linear.weight, linear.bias, linear.scheme
+
+    def forward(self, given: Tensor) -> Tensor:
+        """``[..., I]`` -> ``[..., O]``."""
+        codes, scales = _quantize_input(given.flatten(0, -2), self.scheme)  # [N, I], [N, 1]
+        product = torch._int_mm(codes.to(torch.int8), self.codes.T) * scales * self.scales.T  # [N, O]
+        product = product if self.bias is None else product + self.bias
+        return product.to(given.dtype).unflatten(0, given.shape[:-1])
+
+
+def _multiplies_integers(weight: Tensor, scheme: Scheme) -> bool:
+    """Whether both factors have 8 bits on a processor that sums their products in 32; others may saturate, or are
+    slower than in fp32."""
+    return scheme.input_bits == scheme.bits == 8 and weight.device.type == "cpu" and torch.cpu._is_vnni_supported()
 
 
 class RoundedInput(nn.Module):
@@ -141,7 +172,8 @@ def quantize(drafter: Drafter, name: str | None) -> None:
 
 @contextmanager
 def ready_to_decode(drafter: Drafter) -> Iterator[None]:
-    """Inside, the drafter decodes with weights that are rounded once, and packed where oneDNN computes."""
+    """Inside, the drafter decodes with weights that are rounded once, and packed where oneDNN computes; those of 8 bits
+    on a processor with VNNI are integers."""
     layers = [
         (parent, name, child)
         for parent in drafter.modules()

@@ -14,7 +14,9 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.objective import DraftHead
 from specdraft.drafters.quantization import (
     SCHEMES,
+    IntegerLinear,
     QuantizedLinear,
+    RoundedInput,
     Scheme,
     dequantize_weight,
     find_scheme,
@@ -112,6 +114,27 @@ def test_decoding_rounds_once_and_gives_the_targets_tokens(target, name):
     assert head.midlayer.mlp.up_proj is layer
     assert [each.tokens for each in slow] == [each.tokens for each in fast] == expected
     assert [each.accepted for each in slow] == [each.accepted for each in fast]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_integers_are_multiplied_as_training_rounds(dtype):
+    linear = nn.Linear(64, 48).to(dtype)
+    given = torch.randn(2, 5, 64).to(dtype)
+    given[1, 2] = 0
+    layer = QuantizedLinear(linear, SCHEMES["int8"])
+    found, expected = IntegerLinear(layer)(given), layer(given)
+    assert found.dtype == dtype and found.shape == (2, 5, 48)
+    assert torch.allclose(found, expected, atol=1e-6 if dtype == torch.float32 else 1e-2)
+    assert not torch.allclose(expected.float(), linear(given).float(), atol=1e-4)
+
+
+def test_integers_are_for_processors_that_sum_them_exactly(monkeypatch):
+    layer = QuantizedLinear(nn.Linear(64, 8), SCHEMES["int8"])
+    for exact, kind in ((True, IntegerLinear), (False, RoundedInput)):
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda exact=exact: exact)
+        assert type(layer.settled()) is kind
+    assert type(QuantizedLinear(nn.Linear(64, 8), SCHEMES["int4"]).settled()) is nn.Linear
 
 
 def test_a_checkpoint_says_how_it_computes_and_holds_the_masters(target, tmp_path):
