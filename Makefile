@@ -26,7 +26,7 @@ endif
 .PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-speculators parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." passes options on; PYTHON=python3.12 chooses the interpreter (3.11 to 3.13).'
 
 setup: $(INSTALLED) ## create the environment and install the locked packages (every other command does this by itself)
@@ -56,8 +56,12 @@ smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write the conversations of data
 	$(RUN) -m specdraft.embedded.conversations build/conversations.jsonl specdraft/embedded/smollm2_conversations \
 	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
 
-smollm2-head: $(SMOLLM2) ## train a head on them, measure it, make it embedded://smollm2-eagle3
-	$(RUN) train.py target=smollm2-135m hydra.run.dir=runs/smollm2-head $(ARGS)
+# Many passes over few tokens: the target reads them once, into a store of 2.3 GB.
+STORE := target=smollm2-135m data.store=build/smollm2-store
+smollm2-head: $(SMOLLM2) ## train a head on them (an hour or more on a CPU), measure it, make it embedded://smollm2-eagle3
+	$(RUN) -m specdraft store $(STORE) dtype=bfloat16
+	$(RUN) train.py $(STORE) data.batch_size=2 trainer.max_steps=3600 live.every_n_steps=600 \
+	  hydra.run.dir=runs/smollm2-head $(ARGS)
 	$(RUN) -m specdraft.embedded.heads runs/smollm2-head specdraft/embedded/smollm2_eagle3 \
 	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
 
