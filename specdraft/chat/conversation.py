@@ -15,7 +15,7 @@ from specdraft.decoding.shapes import AUTO
 from specdraft.decoding.trace import Segment, SegmentStream
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import UserError
-from specdraft.evaluation.settings import EvaluationSettings, drafted, is_trained
+from specdraft.evaluation.settings import EvaluationSettings, drafted
 from specdraft.export.engine import GREEDY
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Conversation:
         drafts = "no drafter"
         if drafter is not None:
             drafter.eval()
-            way = GREEDY if sampling.greedy or not is_trained(drafter) else settings.draftings(None)[0]
+            way = GREEDY if sampling.greedy or not drafter.draws else settings.draftings(None)[0]
             shape = drafted(settings.draft_shape(drafter, target), way)
             self._drafted = Decoder(target, drafter, shape, sampling, settings.rule, trace=True)
             drafts = f"{drafter.family}, {shape}"

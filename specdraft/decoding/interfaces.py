@@ -54,6 +54,13 @@ class Drafting(ABC):
         """The target has read ``tokens [B, n]``, all of a prompt, or the last emitted tokens and their drafts, rejected
         ones too, and ``best [B, n, top_tokens]`` are what it would say after each, the most likely first."""
 
+    shares_cache: bool = False
+    """Whether it drafts with the target's cache, which ``borrow`` hands over."""
+
+    def borrow(self, cache: StaticCache) -> None:  # noqa: B027 (most drafters have a cache of their own, or none)
+        """The target's cache, whose rows are those of the requests: the target has read all of a text but its last
+        token. A draft may write from there on, where the target's next pass writes again."""
+
     @abstractmethod
     def begin(self, row: int, first_token: int) -> None:
         """A request whose prompt begins with ``first_token``."""

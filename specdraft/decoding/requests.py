@@ -65,6 +65,8 @@ class Requests:
         capacity = longest + 1 + (0 if method.shape is None else method.shape.num_places)
         self.cache = self.target.new_cache(rows, capacity)
         self.drafting = None if drafter is None else drafter.drafting(rows, capacity)
+        if self.drafting is not None:
+            self.drafting.borrow(self.cache)
         self.last, self.lengths, self.seeds = torch.zeros((3, rows), dtype=torch.int64, device=device)
 
     def begin(self, number: int, prompt: Sequence[int], limit: int, seed: int) -> Request:

@@ -62,6 +62,12 @@ class Drafter(nn.Module, ABC):
         super().__init_subclass__(**others)
         cls.family = family or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
+    @property
+    def draws(self) -> bool:
+        """Whether it drafts from distributions, which can be sampled and take time to compute: what has parameters
+        does. What has none chooses its tokens."""
+        return next(self.parameters(), None) is not None
+
     def bind(self, target: Target) -> None:
         """Borrow what the drafter shares with the target (an embedding, say); it is never saved with the drafter."""
         self.target = target

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from specdraft.decoding.passes import Pass, Texts
 from specdraft.drafters.base import Drafter, TrainingLoss, constructor_arguments
 from specdraft.drafters.draft_start import attention, build_model, find_start, take_weights
-from specdraft.drafters.draft_tree_builder import Level, Vocabulary
-from specdraft.drafters.drafting import LevelDrafting
+from specdraft.drafters.draft_tree_builder import Vocabulary
+from specdraft.drafters.drafting import LevelDrafting, ModelDrafting
 from specdraft.drafters.objective import DraftHead, call_with_weights, lending_head, objective
 from specdraft.drafters.on_policy import continue_answers
 from specdraft.errors import UserError
@@ -195,7 +195,7 @@ class DraftModel(Drafter):
         return DraftModelDrafting(self.language_model, rows, capacity)
 
 
-class DraftModelDrafting(LevelDrafting):
+class DraftModelDrafting(ModelDrafting):
     """The keys and values of all tokens of each request, and the draft's hidden state at the last one,
     ``[rows, H]``. Drafted tokens are read again when they were accepted: one pass, whatever their number."""
 
@@ -223,12 +223,6 @@ class DraftModelDrafting(LevelDrafting):
     def first(self, texts: Texts) -> Tensor:
         """See ``LevelDrafting``."""
         return self.model.logits(self.last[: len(texts.lengths)])
-
-    def extend(self, texts: Texts, level: Level) -> Tensor:
-        """See ``LevelDrafting``."""
-        positions = (texts.lengths + (level.depth - 1))[:, None].expand_as(level.tokens)
-        reading = Pass.level(level.tokens, positions, texts.lengths, texts.longest, level.seen, level.before)
-        return self.model.logits(self.model.step(reading, self.cache).last)
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""

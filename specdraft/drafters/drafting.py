@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdraft.decoding.cache import StaticCache
 from specdraft.decoding.interfaces import Drafting
-from specdraft.decoding.passes import Texts
+from specdraft.decoding.passes import Pass, Texts
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import ForcedPath, Shape
 from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow
-from specdraft.targets import Features
+from specdraft.targets import Features, LanguageModel
 
 
 class LevelDrafting(Drafting):
@@ -36,6 +37,24 @@ class LevelDrafting(Drafting):
         """See ``Drafting``."""
         logits = self.first(texts)
         return grow(logits, lambda level: self.extend(texts, level), shape, sampling, chance, self.vocabulary)
+
+
+class ModelDrafting(LevelDrafting):
+    """Drafts by a causal LM and a cache, which holds what ``model`` has read of each request."""
+
+    model: LanguageModel
+    cache: StaticCache
+
+    def read(self, texts: Texts, tokens: Tensor) -> Tensor:
+        """Read ``tokens [B, n]`` that follow ``texts``, one after the other; logits ``[B, n, V]`` after each."""
+        reading = Pass.text(tokens, texts.lengths, texts.longest, simple=len(tokens) == 1)
+        return self.model.logits(self.model.step(reading, self.cache).last)
+
+    def extend(self, texts: Texts, level: Level) -> Tensor:
+        """See ``LevelDrafting``."""
+        positions = (texts.lengths + (level.depth - 1))[:, None].expand_as(level.tokens)
+        reading = Pass.level(level.tokens, positions, texts.lengths, texts.longest, level.seen, level.before)
+        return self.model.logits(self.model.step(reading, self.cache).last)
 
 
 class SingleDrafter(Drafter, ABC):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from specdraft.decoding.cache import StaticCache
 from specdraft.decoding.interfaces import Drafting
 from specdraft.decoding.passes import Texts
 from specdraft.decoding.sampling import Chance, Sampling
@@ -63,7 +64,11 @@ class HybridDrafting(Drafting):
         self.drafter = drafter
         self.head = drafter.head.drafting(rows, capacity)
         self.retrieval = TextDrafting(drafter.retrieval, rows)
-        self.top_tokens = self.head.top_tokens
+        self.top_tokens, self.shares_cache = self.head.top_tokens, self.head.shares_cache
+
+    def borrow(self, cache: StaticCache) -> None:
+        """See ``Drafting``."""
+        self.head.borrow(cache)
 
     def observe(self, tokens: Tensor, best: Tensor) -> None:
         """See ``Drafting``."""

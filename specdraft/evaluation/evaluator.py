@@ -19,7 +19,7 @@ from specdraft.drafters.quantization import ready_to_decode
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import first_difference
 from specdraft.evaluation.results import Request, Result, distinct_ngrams, summarize
-from specdraft.evaluation.settings import EvaluationSettings, drafted, is_trained
+from specdraft.evaluation.settings import EvaluationSettings, drafted
 from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostSettings
@@ -127,8 +127,8 @@ def _ways(drafters: "Mapping[str, Drafter]", shape: Shape, draftings: Sequence[s
     """The first drafting with every drafter, then the other ones with those that it makes a difference to."""
     for beside, drafting in enumerate(draftings):
         for name, drafter in drafters.items():
-            if not beside or (is_trained(drafter) and isinstance(shape, StaticTree)):
-                yield Way(name, drafter, drafted(shape, drafting if is_trained(drafter) else GREEDY), bool(beside))
+            if not beside or (drafter.draws and isinstance(shape, StaticTree)):
+                yield Way(name, drafter, drafted(shape, drafting if drafter.draws else GREEDY), bool(beside))
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class _Evaluator:
         self.evaluation.samples.extend(self._samples(result, requests))
         # Rates of chains that end where the draft is unsure say nothing of chains that go on.
         adaptive = isinstance(way.shape, StaticTree) and way.shape.stop is not None
-        if cost is not None and is_trained(way.drafter) and way.drafter.rates_hold and not adaptive:
+        if cost is not None and way.drafter.draws and way.drafter.rates_hold and not adaptive:
             self._predict(way, result, requests, cost)
 
     def _predict(self, way: Way, result: Result, requests: Sequence[Request], cost: CostSettings) -> None:
@@ -194,7 +194,7 @@ class _Evaluator:
         the times of the steps. What has no parameters costs nothing to draft: the usual length."""
         settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
         best = StaticTree.chain(draft_tokens(AUTO))
-        if is_trained(way.drafter) and way.drafter.rates_hold:
+        if way.drafter.draws and way.drafter.rates_hold:
             chosen = [self.prompts[index] for index in _one_of_each_category(self.prompts)[:_PILOT_PROMPTS]]
             pilot = replace(self, prompts=chosen, settings=settings, progress=False)
             with tqdm(disable=True) as bar:

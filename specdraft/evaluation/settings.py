@@ -107,11 +107,6 @@ class EvaluationSettings:
         return Sampling(temperature, self.top_k, self.top_p)
 
 
-def is_trained(drafter: "Drafter") -> bool:
-    """Whether it has parameters. What has none chooses its tokens: it has no distribution to sample from."""
-    return next(drafter.parameters(), None) is not None
-
-
 def drafted(shape: Shape, drafting: str) -> Shape:
     """The shape, with its tokens sampled or chosen; a dynamic tree always chooses them."""
     return replace(shape, sampled=drafting == SAMPLED) if isinstance(shape, StaticTree) else shape

@@ -11,7 +11,9 @@ from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
+from specdraft.drafters.early_exit import EarlyExit
 from specdraft.drafters.hydra import Hydra
+from specdraft.drafters.jacobi import Jacobi
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
@@ -43,6 +45,8 @@ DRAFTERS = {
     "domino": lambda target: Domino.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=1),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
+    "early_exit": lambda target: EarlyExit(),
+    "jacobi": lambda target: Jacobi(),
     "token_recycling": lambda target: TokenRecycling(),
 }
 

@@ -15,7 +15,9 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTrees
+from specdraft.drafters.early_exit import EarlyExit
 from specdraft.drafters.hybrid import Hybrid
+from specdraft.drafters.jacobi import Jacobi
 from specdraft.drafters.ngram_cache import NgramCache
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
@@ -133,7 +135,7 @@ def test_two_tokens_with_trees(target, head, shape):
 @pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize(
     "drafter",
-    [None, PromptLookup(), Suffix(), NgramCache(), TokenRecycling(), TargetAsDraft()],
+    [None, PromptLookup(), Suffix(), NgramCache(), TokenRecycling(), Jacobi(), TargetAsDraft()],
     ids=lambda d: type(d).__name__,
 )
 def test_whole_texts_with_other_drafts(target, drafter, batch_size):
@@ -166,6 +168,16 @@ def test_whole_texts_with_a_recurrent_state(target, shape, batch_size):
     assert texts_fit(target, drafter, Sampling(1.0), shape=shape, batch_size=batch_size) > REJECTED
 
 
+@pytest.mark.parametrize(("shape", "batch_size"), [(3, 1), (3, 5), (TREES[0], 5)], ids=str)
+def test_whole_texts_drafted_by_some_of_the_targets_layers(target, shape, batch_size):
+    drafter = EarlyExit(skip_layers=[1])
+    assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95), shape=shape, batch_size=batch_size) > REJECTED
+    if batch_size == 1:
+        assert texts_fit(target, drafter, Sampling(1.0), correction_from_p, count=36) < REJECTED / 100
+        exact = exact_two_tokens(target, SETTINGS[1])
+        assert goodness_of_fit(two_tokens(target, drafter, SETTINGS[1]), exact) > REJECTED
+
+
 def ends(trees: DraftTrees, verdict: rules.Verdict) -> tuple[Tensor, Tensor]:
     """The row of p that tells of the last accepted node, and whether other nodes were drafted after it, ``[B]``."""
     last = verdict.path.gather(1, (verdict.accepted - 1).clamp(min=0)[:, None])[:, 0]
@@ -196,6 +208,10 @@ def the_p_of_another_request(trees, p, uniform):
 @pytest.mark.parametrize("fault", [correction_from_p, p_a_row_late, accepts_everything])
 def test_whole_texts_reject_wrong_rules(target, head, fault):
     assert texts_fit(target, head, Sampling(1.0), fault) < REJECTED / 100
+
+
+def test_guesses_reject_a_wrong_rule(target):
+    assert texts_fit(target, Jacobi(), Sampling(1.0), p_a_row_late) < REJECTED / 100
 
 
 def takes_the_first_sibling(trees, p, uniform):

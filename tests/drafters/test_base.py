@@ -57,3 +57,10 @@ def test_families_are_called_by_the_word_of_the_command_line():
     others = {Hydra: "hydra", Domino: "domino", PromptLookup: "prompt_lookup", ReDrafter: "redrafter"}
     assert all(kind.family == name for kind, name in (served | others).items())
     assert set(VLLM.families) == set(served.values())
+
+
+def test_what_has_parameters_drafts_from_distributions():
+    drafter = Constant(3)
+    assert not drafter.draws
+    drafter.head = torch.nn.Linear(2, 2)
+    assert drafter.draws

@@ -113,10 +113,11 @@ def _ranks_of(
 ) -> list[list[Ranks]]:
     texts = [[*prompt, *answer] for prompt, answer in answers]
     end = max(len(prompt) for prompt, _ in answers) + max(len(answer) for _, answer in answers)
-    drafting = drafter.drafting(len(answers), end + depth)
+    drafting, cache = drafter.drafting(len(answers), end + depth), target.new_cache(len(answers), end + depth)
     whole = [
-        target.step(Pass.prompt(text, target.device), target.new_cache(1, len(text)), drafter.layers) for text in texts
+        target.step(Pass.prompt(text, target.device), cache, drafter.layers, row) for row, text in enumerate(texts)
     ]
+    drafting.borrow(cache)
     lengths = torch.tensor([len(prompt) + 1 for prompt, _ in answers], device=target.device)
     longest = int(lengths.max())
     for row, (prompt, _) in enumerate(answers):  # the prompt, and the first token of the answer
@@ -141,6 +142,9 @@ def _ranks_of(
                 node = right[row].nonzero()[:, 0]
                 by_level = dict(zip(drafts.depths[row, node].tolist(), drafts.ranks[row, node].tolist(), strict=True))
                 ranks.append(_until_wrong(by_level, min(depth, len(answer) - emitted)))
+        if drafting.shares_cache:  # what it wrote there of its own stays behind the text
+            last = ahead.gather(1, lengths[:, None] - 1)
+            target.step(Pass.text(last, lengths - 1, longest - 1), cache)
         features = states.take(lengths[:, None] - 1)
         drafting.advance(Texts(lengths, longest), path[:, :1], torch.ones_like(lengths), features)
         lengths, longest = lengths + 1, longest + 1
