@@ -28,7 +28,7 @@ class ReadAhead:
         self.loader, self.depth, self.read, self.hang_up, self.pinned = loader, depth, read, hang_up, pinned
         self.batch_sampler = loader.batch_sampler  # Lightning tells its sampler the epoch, and DeepSpeed asks its size
         self._running: Generator[Batch] | None = None
-        self._hurries = False
+        self._hurries = Event()
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -36,42 +36,53 @@ class ReadAhead:
     def __iter__(self) -> Iterator[Batch]:
         if self._running is not None:
             self._running.close()  # which was not read to its end
-        self._hurries, self._running = False, self._batches(iter(self.loader))
+        self._hurries = Event()
+        # Nothing of it refers to this object, so that a loader that is given up takes its thread along at once.
+        self._running = _batches(iter(self.loader), self.depth, self.read, self.hang_up, self.pinned, self._hurries)
         return self._running
 
     def close(self) -> None:
         """End the thread, whatever it waits for, and the loader's workers."""
-        self._hurries = True
+        self._hurries.set()
         if self._running is not None:
             self._running.close()
         self._running = self.loader._iterator = None
 
-    def _batches(self, batches: Iterator[Batch]) -> Generator[Batch]:
-        ended = Event()
 
-        def make() -> Batch | None:
-            batch = None if ended.is_set() else next(batches, None)
-            if batch is None or ended.is_set():
-                ended.set()
-                return None
-            batch = self.read(batch)
-            return batch.pin_memory() if self.pinned else batch
+def _batches(
+    batches: Iterator[Batch],
+    depth: int,
+    read: Callable[[Batch], Batch],
+    hang_up: Callable[[], object],
+    pinned: bool,
+    hurries: Event,
+) -> Generator[Batch]:
+    """``batches``, read by a thread that lives as long as this generator. ``hurries``: hang up on a read under way."""
+    ended = Event()
 
-        with ThreadPoolExecutor(1, "read-ahead", _begin, (self.pinned and torch.cuda.current_device(),)) as thread:
-            ahead = deque(thread.submit(make) for _ in range(self.depth))
-            try:
-                while (batch := ahead[0].result()) is not None:
-                    ahead.popleft()
-                    ahead.append(thread.submit(make))
-                    yield batch
-            except (Exception, KeyboardInterrupt):
-                self._hurries = True
-                raise
-            finally:
-                ended.set()
-                while wait(ahead, 0.05).not_done:
-                    if self._hurries:  # again and again, as it may have begun to wait just now
-                        self.hang_up()
+    def make() -> Batch | None:
+        batch = None if ended.is_set() else next(batches, None)
+        if batch is None or ended.is_set():
+            ended.set()
+            return None
+        batch = read(batch)
+        return batch.pin_memory() if pinned else batch
+
+    with ThreadPoolExecutor(1, "read-ahead", _begin, (pinned and torch.cuda.current_device(),)) as thread:
+        ahead = deque(thread.submit(make) for _ in range(depth))
+        try:
+            while (batch := ahead[0].result()) is not None:
+                ahead.popleft()
+                ahead.append(thread.submit(make))
+                yield batch
+        except (Exception, KeyboardInterrupt):
+            hurries.set()
+            raise
+        finally:
+            ended.set()
+            while wait(ahead, 0.05).not_done:
+                if hurries.is_set():  # again and again, as it may have begun to wait just now
+                    hang_up()
 
 
 def _begin(device: int | bool) -> None:

@@ -1,6 +1,7 @@
 """Batches come as without the thread, one by one and in order; meanwhile the next are read, and none in vain."""
 
 import copy
+import gc
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,6 +89,19 @@ def test_closing_ends_a_read_that_waits(taken):
     assert len(reading.begun) == 2 + taken
 
 
+def test_a_loader_that_is_given_up_takes_its_thread_along():
+    gc.disable()  # it must not wait for the collector
+    try:
+        rows: Any = range(6)
+        before, loader = reading_threads(), ReadAhead(DataLoader(rows, batch_size=None), depth=2)
+        next(iter(loader))
+        assert len(reading_threads() - before) == 1
+        del loader
+        assert reading_threads() <= before
+    finally:
+        gc.enable()
+
+
 def test_an_interrupt_of_the_wait_ends_the_read(monkeypatch):
     reading = Reading(6, depth=1, stops=0)
 
@@ -163,9 +177,14 @@ def train(target: Target, data: DataModule, steps: int, watch: Watch, kind: Any 
         enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
         **{"num_sanity_val_steps": 0, "limit_val_batches": 0} | options,
     )
+    before = reading_threads()
     trainer.fit(DrafterModule(drafter, target, OptimizerSettings(learning_rate=1e-3)), data, ckpt_path=checkpoint)
-    assert not any(thread.name.startswith("read-ahead") for thread in threading.enumerate())
+    assert reading_threads() <= before
     return watch
+
+
+def reading_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")}
 
 
 def documents(data: DataModule, numbers: list[int]) -> int:
@@ -220,11 +239,11 @@ def test_what_the_server_does_wrong_ends_the_training_in_one_sentence(remote, li
         if step == 2:
             engine.faults = ["400"] * 100
 
-    watch = Watch(during)
+    watch, before = Watch(during), reading_threads()
     with pytest.raises(UserError, match="refuses /completions with status 400"):
         train(target, make(library, tmp_path), 8, watch)
     assert 3 <= len(watch.losses) < 8
-    assert not any(thread.name.startswith("read-ahead") for thread in threading.enumerate())
+    assert reading_threads() <= before
 
 
 @pytest.mark.filterwarnings("ignore")
