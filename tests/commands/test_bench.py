@@ -96,13 +96,17 @@ def test_ctrl_c_leaves_no_server_behind(program, prompts, tmp_path):
     log = tmp_path / "log"
     with log.open("w") as file:
         run = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
-        deadline = time.monotonic() + 60
-        while "serving" not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert len(processes_of(tmp_path)) == 3  # the measurement and two engines
-        os.kill(run.pid, signal.SIGINT)
-        assert run.wait(30) == 130, log.read_text()
-    assert processes_of(tmp_path) == []
+        try:
+            deadline = time.monotonic() + 60
+            while "serving" not in log.read_text() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert len(processes_of(tmp_path)) == 3  # the measurement and two engines
+            os.kill(run.pid, signal.SIGINT)
+            assert run.wait(30) == 130, log.read_text()
+            assert processes_of(tmp_path) == []
+        finally:  # a test that failed leaves nothing behind either
+            for process in processes_of(tmp_path):
+                os.kill(int(process), signal.SIGKILL)
 
 
 def processes_of(folder: Path) -> list[str]:
