@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference mutants lint format docs parity parity-features parity-answers parity-speculators parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference version-files mutants lint format docs parity parity-features parity-answers parity-speculators parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ test-kernels: $(INSTALLED) $(TRITON)/triton ## the kernels of a GPU, by Triton's
 
 reference: $(INSTALLED) ## write the first steps of every family again, after a change that was meant to change them
 	OMP_NUM_THREADS=1 $(RUN) -m tests.reference.curves
+
+version-files: $(INSTALLED) ## checkpoints of every family as a new version writes them, for later ones to read
+	$(RUN) -m tests.versions.write
 
 mutants: $(INSTALLED) ## small changes of the code that no test notices; ARGS="losses rules" names modules
 	OMP_NUM_THREADS=1 $(RUN) -m tests.mutants.run $(ARGS)

@@ -13,17 +13,30 @@ from specdraft.export.layout import Layout
 from specdraft.rendering import render
 from specdraft.targets.loading import location
 
+EVALUATION = "evaluation.json"
+
+
+def evaluation_of(source: Path) -> Path | None:
+    """Where the evaluation of the drafter in the directory ``source`` lies: in it, or beside it as in a run."""
+    return next(filter(Path.is_file, (folder / EVALUATION for folder in (source, source.parent))), None)
+
+
+def about_these_weights(evaluation: Path | None, quantization: str | None) -> dict[str, Any] | None:
+    """What was measured, None if that was of weights quantized otherwise. Raises OSError, ValueError or KeyError for a
+    file that holds something else."""
+    measured = None if evaluation is None else json.loads(evaluation.read_text(encoding="utf-8"))
+    return None if measured is None or measured["settings"].get("quantization") != quantization else measured
+
 
 def model_card(
-    checkpoint: Mapping[str, Any], layout: Layout, engine: Engine, directory: Path, evaluation: Path | None
+    checkpoint: Mapping[str, Any], layout: Layout, engine: Engine, directory: str | Path, evaluation: Path | None
 ) -> str:
-    """Markdown. ``checkpoint`` is the config.json of the checkpoint. Raises UserError for a damaged ``evaluation``."""
+    """Markdown. ``checkpoint`` is the config.json of the checkpoint; ``directory`` is what the engine is told to load.
+    Raises UserError for a damaged ``evaluation``."""
     target, extra = checkpoint["target"], checkpoint.get("extra", {})
     k = int(extra.get("decoding", {}).get("num_draft_tokens", 5))
     try:
-        measured = None if evaluation is None else json.loads(evaluation.read_text(encoding="utf-8"))
-        if measured is not None and measured["settings"].get("quantization") != layout.quantization:
-            measured = None  # it is about other weights
+        measured = about_these_weights(evaluation, layout.quantization)
         advice = ((measured or {}).get("advice") or [{}])[0]
         k = int(advice.get("num_speculative_tokens") or k)
         values = {"measured": measured, "advice": advice, "engine": engine}

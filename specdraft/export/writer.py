@@ -20,7 +20,7 @@ from specdraft.errors import UserError
 from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa, mtp, redrafter
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout, cast
-from specdraft.export.model_card import model_card
+from specdraft.export.model_card import evaluation_of, model_card
 from specdraft.export.quantized import compress
 from specdraft.files import atomic_directory, embedded
 from specdraft.targets.weights import Weights
@@ -43,14 +43,18 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
 
 
 def export(
-    checkpoint: str | Path, engine: Engine, output: str | Path | None = None, quantization: str | None = None
+    checkpoint: str | Path,
+    engine: Engine,
+    output: str | Path | None = None,
+    quantization: str | None = None,
+    served_as: str | None = None,
 ) -> Path:
     """Write the checkpoint's drafter for ``engine`` and return the directory: whole, or not at all.
 
     checkpoint: a drafter's directory, or a run directory that holds one. output: default ``export-ENGINE`` beside the
     drafter's directory, for one inside this package in the current directory. An evaluation.json beside or in the
     checkpoint goes into the model card, if it measured the weights that are written. quantization: of the weights;
-    None: as the drafter was trained to compute.
+    None: as the drafter was trained to compute. served_as: what the card calls the directory; None: its path.
 
     Raises UserError for a checkpoint that is missing or damaged, a drafter that the engine cannot serve, weights that
     are not sound, and an output directory that cannot be written or holds other files."""
@@ -61,8 +65,7 @@ def export(
     _check_output(output)
     target: dict[str, Any] = {"name": trained["target"]["name"], **trained.get("extra", {}).get("target", {})}
     layout = layout_for(drafter, target, engine, output)
-    evaluations = [folder / "evaluation.json" for folder in (source, source.parent)]
-    card = model_card(trained, layout, engine, output, next(filter(Path.is_file, evaluations), None))
+    card = model_card(trained, layout, engine, served_as or output, evaluation_of(source))
     tensors = layout.tensors | _borrowed(layout, trained["target"])
     with atomic_directory(output) as temporary:
         save_file(tensors, temporary / layout.weights, metadata={"format": "pt"})

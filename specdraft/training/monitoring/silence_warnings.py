@@ -23,6 +23,8 @@ def silence_warnings() -> None:
     """Hide Lightning's banners and the warnings above; everything else still shows."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("httpx", "httpx2"):  # a line for every request
+        logging.getLogger(name).setLevel(logging.WARNING)
     # Why the launcher kills the first rank when another one has ended.
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     transformers_logging.disable_progress_bar()  # of loading weights
