@@ -21,12 +21,12 @@ from specdraft.errors import UserError
 
 
 def block_verification(trees: DraftTrees, p: Tensor, uniform: Tensor) -> Verdict:
-    """Exact sampling for sampled chains; see ``rules.Rule``. Chosen tokens have nothing to spare: with them it is
-    rejection sampling. Raises ValueError for trees with branches."""
-    if not trees.is_chain:
-        raise ValueError("block verification is for chains: expected drafts without branches")
+    """Exact sampling for sampled chains; see ``rules.Rule``. Chosen tokens have nothing to spare: with them, in chains
+    and trees, it is rejection sampling. Raises ValueError for sampled trees with branches."""
     if trees.q is None or not trees.num_nodes:
         return rejection_sampling(trees, p, uniform)
+    if not trees.is_chain:
+        raise ValueError("block verification is for chains: expected drafts without branches")
     alive = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))  # [B, N]
     p, q = p.double(), trees.q.double() * alive[..., None]  # differences of almost equal numbers
     p_drafted, q_drafted = (each.gather(2, trees.tokens[..., None])[..., 0] for each in (p[:, :-1], q))

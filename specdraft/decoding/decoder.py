@@ -120,7 +120,7 @@ class Decoder:
                 yield request, self._ends(requests, len(requests.under_way) - 1)
             if not requests.under_way:
                 return
-            tokens = len(requests.under_way) * (1 if self.shape is None else 1 + self.shape.num_nodes)
+            tokens = len(requests.under_way) * (1 + requests.num_read)
             with limited(self.target.decoding_threads if tokens <= FEW_TOKENS else None):
                 if plain_every and rounds % plain_every == 0:
                     requests.time_plain_round()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdraft.decoding.cache import StaticCache
-from specdraft.decoding.passes import Pass, Texts
+from specdraft.decoding.passes import Pass, Riders, Texts
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import ForcedPath, Shape
 from specdraft.decoding.tree import DraftTrees
@@ -60,6 +60,17 @@ class Drafting(ABC):
     def borrow(self, cache: StaticCache) -> None:  # noqa: B027 (most drafters have a cache of their own, or none)
         """The target's cache, whose rows are those of the requests: the target has read all of a text but its last
         token. A draft may write from there on, where the target's next pass writes again."""
+
+    def num_read(self, shape: Shape) -> int:
+        """The most tokens that a pass of the target reads for a draft of this ``shape``, whatever rides along too."""
+        return shape.num_nodes
+
+    def ride(self, texts: Texts) -> Riders | None:
+        """What rides along in the pass that verifies the drafts of ``texts``, asked in every round after ``draft``."""
+        return None
+
+    def hear(self, logits: Tensor) -> None:  # noqa: B027 (only those that have something ride along are told)
+        """The target's logits ``[B, asked, V]`` after what rode along in the pass, before ``advance``."""
 
     @abstractmethod
     def begin(self, row: int, first_token: int) -> None:

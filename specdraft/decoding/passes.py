@@ -1,7 +1,7 @@
 """What requests read side by side in one pass of a causal LM: ids, positions, places in the cache, and what each sees.
 
 B = requests, n = tokens that each reads, S = keys of the longest request, those that it reads included, D = tokens
-drafted before and now, N = nodes of a tree.
+drafted before and now, N = nodes of a tree, m = tokens that ride along.
 
 All of it is made on the device from the lengths of the requests; the host knows a bound on the longest."""
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdraft.decoding.tree import DraftTrees, with_root
 
@@ -21,6 +22,30 @@ class Texts(NamedTuple):
     lengths: Tensor
     longest: int
     first: int = 0
+
+
+class Riders(NamedTuple):
+    """Tokens that ride along in a pass of the target: it reads them beside the drafts, but never accepts one. They see
+    the text, its last token included, and of one another what they say. No draft sees them, and their keys lie behind
+    those of the drafts, where the next pass writes over them.
+
+    tokens: ``[B, m]``. offsets: ``[B, m]``, how many positions behind the last emitted token each stands. seen: bool
+    ``[B, m, m]``, which riders each of them sees, itself among them. asked: how many of them, the first ones, the
+    target's logits are asked for."""
+
+    tokens: Tensor
+    offsets: Tensor
+    seen: Tensor
+    asked: int
+
+    def beside(self, seen: Tensor) -> Tensor:
+        """What all that is read sees of one another, the last emitted token and the nodes first: bool
+        ``[B, 1 + N + m, 1 + N + m]``, from ``seen [B, 1 + N, 1 + N]`` of those."""
+        nodes, riders = seen.shape[1], self.tokens.shape[1]
+        both = pad(seen, (0, riders, 0, riders))
+        both[:, nodes:, 0] = True
+        both[:, nodes:, nodes:] = self.seen
+        return both
 
 
 class Pass(NamedTuple):
@@ -53,16 +78,27 @@ class Pass(NamedTuple):
         return cls.text(ids, torch.zeros(1, dtype=torch.int64, device=device), 0, simple=True)
 
     @classmethod
-    def trees(cls, last: Tensor, trees: DraftTrees, lengths: Tensor, longest: int, limit: int) -> "Pass":
-        """The ``last [B]`` emitted tokens and the nodes of the drafts after them. ``limit``: positions that there are,
-        beyond which only nodes stand that are not alive."""
+    def trees(
+        cls,
+        last: Tensor,
+        trees: DraftTrees,
+        lengths: Tensor,
+        longest: int,
+        limit: int,
+        riders: Riders | None = None,
+    ) -> "Pass":
+        """The ``last [B]`` emitted tokens, the nodes of the drafts after them, and behind those the ``riders``.
+        ``limit``: positions that there are, beyond which only nodes stand that are not alive, and riders."""
         ids = torch.cat([last[:, None], trees.tokens], dim=1)  # [B, N + 1]
-        if trees.is_chain:
+        if riders is None and trees.is_chain:
             reading = cls.text(ids, lengths, longest, simple=len(ids) == 1)
         else:
-            positions = lengths[:, None] + torch.nn.functional.pad(trees.depths, (1, 0))
-            reading = cls.level(ids, positions, lengths, longest, with_root(trees.ancestors))
-        if longest + trees.depth < limit:
+            offsets, seen = pad(trees.depths, (1, 0)), with_root(trees.ancestors)
+            if riders is not None:
+                ids, offsets = torch.cat([ids, riders.tokens], dim=1), torch.cat([offsets, riders.offsets], dim=1)
+                seen = riders.beside(seen)
+            reading = cls.level(ids, lengths[:, None] + offsets, lengths, longest, seen)
+        if riders is None and longest + trees.depth < limit:
             return reading
         return reading._replace(positions=reading.positions.clamp(max=limit - 1))
 

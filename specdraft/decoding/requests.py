@@ -13,8 +13,8 @@ from torch import Tensor
 from specdraft.decoding import rules
 from specdraft.decoding.clock import Clock
 from specdraft.decoding.generation import Generation
-from specdraft.decoding.interfaces import Drafter, Features, Target
-from specdraft.decoding.passes import Pass, Texts
+from specdraft.decoding.interfaces import Drafter, Drafting, Features, Target
+from specdraft.decoding.passes import Pass, Riders, Texts
 from specdraft.decoding.sampling import Chance, Sampling, sample
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.trace import Round, Trace
@@ -62,9 +62,14 @@ class Requests:
         self.layers = () if drafter is None else drafter.layers
         device = self.target.device
         self.clock = Clock(device)
-        capacity = longest + 1 + (0 if method.shape is None else method.shape.num_places)
+        self.drafting: Drafting | None = None
+        self.num_read = 0  # tokens of each that a round's pass reads at most, beside the last emitted one
+        capacity = longest + 1
+        if drafter is not None and method.shape is not None:
+            self.drafting = drafter.drafting(rows, capacity + method.shape.num_places)
+            self.num_read = self.drafting.num_read(method.shape)
+            capacity += max(method.shape.num_places, self.num_read)
         self.cache = self.target.new_cache(rows, capacity)
-        self.drafting = None if drafter is None else drafter.drafting(rows, capacity)
         if self.drafting is not None:
             self.drafting.borrow(self.cache)
         self.last, self.lengths, self.seeds = torch.zeros((3, rows), dtype=torch.int64, device=device)
@@ -105,8 +110,9 @@ class Requests:
         texts = Texts(self.lengths[: len(lengths)], max(lengths))
         marks = [self.clock.mark()]
         trees = self._draft(texts, min(lengths))
+        riders = None if self.drafting is None else self.drafting.ride(texts)
         marks.append(self.clock.mark())
-        logits, features = self._verify(texts, trees, self.layers)
+        logits, features = self._verify(texts, trees, self.layers, riders)
         verdict = self._accept(trees, logits)
         marks.append(self.clock.mark())
         if self.drafting is not None and self.drafting.top_tokens:
@@ -179,12 +185,21 @@ class Requests:
             trees = trees.truncate(self.target.max_length - texts.lengths)
         return trees
 
-    def _verify(self, texts: Texts, trees: DraftTrees, layers: Sequence[int]) -> tuple[Tensor, Features]:
-        """The target's logits ``[B, N + 1, V]`` and features after the last emitted token and after every node."""
+    def _verify(
+        self, texts: Texts, trees: DraftTrees, layers: Sequence[int], riders: Riders | None = None
+    ) -> tuple[Tensor, Features]:
+        """The target's logits ``[B, N + 1, V]`` and features after the last emitted token and after every node, the
+        features those after ``riders``, too; the logits after these go to the drafter."""
         last, limit = self.last[: len(texts.lengths)], self.target.max_length
-        reading = Pass.trees(last, trees, texts.lengths - 1, texts.longest - 1, limit)
+        reading = Pass.trees(last, trees, texts.lengths - 1, texts.longest - 1, limit, riders)
         features = self.target.step(reading, self.cache, layers)
-        return self.target.logits(features.last), features
+        if riders is None:
+            return self.target.logits(features.last), features
+        assert self.drafting is not None
+        nodes = 1 + trees.num_nodes
+        logits = self.target.logits(features.last[:, : nodes + riders.asked])
+        self.drafting.hear(logits[:, nodes:])
+        return logits[:, :nodes], features
 
     def _accept(self, trees: DraftTrees, logits: Tensor) -> rules.Verdict:
         """The path that the rule accepts of every draft, and the target's own token after it."""

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot, pad
 
 from specdraft.decoding.cache import StaticCache
 from specdraft.decoding.interfaces import Drafting
-from specdraft.decoding.passes import Texts
+from specdraft.decoding.passes import Riders, Texts
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import ForcedPath, Shape, StaticTree
 from specdraft.decoding.tree import DraftTrees
@@ -73,6 +73,18 @@ class HybridDrafting(Drafting):
     def observe(self, tokens: Tensor, best: Tensor) -> None:
         """See ``Drafting``."""
         self.head.observe(tokens, best)
+
+    def num_read(self, shape: Shape) -> int:
+        """See ``Drafting``."""
+        return max(shape.num_nodes, self.head.num_read(shape))
+
+    def ride(self, texts: Texts) -> Riders | None:
+        """See ``Drafting``."""
+        return self.head.ride(texts)
+
+    def hear(self, logits: Tensor) -> None:
+        """See ``Drafting``."""
+        self.head.hear(logits)
 
     def begin(self, row: int, first_token: int) -> None:
         """See ``Drafting``."""

@@ -121,7 +121,7 @@ def test_the_same_test_rejects_wrong_rules(fault):
 
 def test_chosen_tokens_and_empty_drafts_are_verified_as_ever():
     p = Markov("near", Sampling(1.0)).p[:4].expand(200, 4, V)
-    for trees in (repeat(chain_of([1, 2, 3]), 200), empty(200, torch.device("cpu"))):
+    for trees in (repeat(chain_of([1, 2, 3]), 200), repeat(tree_of([1, 2, 3], [-1, -1, 0]), 200), empty(200, p.device)):
         rows = p[:, : trees.num_nodes + 1]
         numbers = uniform(200, trees)
         expected = plainly(rules.rejection_sampling(trees, rows, numbers))
@@ -150,4 +150,4 @@ def test_trees_are_refused_before_any_work(shape):
     with pytest.raises(UserError, match="a tree that is measured"):
         EvaluationSettings(shape=lambda drafter, target: shape, rule=block_verification)
     with pytest.raises(ValueError, match="without branches"):
-        block_verification(tree_of([1, 2], [-1, -1]), torch.ones(1, 3, V), torch.zeros(1, 3))
+        block_verification(tree_of([1, 2], [-1, -1], torch.ones(2, V)), torch.ones(1, 3, V), torch.zeros(1, 3))

@@ -14,6 +14,7 @@ from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.early_exit import EarlyExit
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.jacobi import Jacobi
+from specdraft.drafters.lookahead import Lookahead
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
@@ -101,6 +102,21 @@ def test_a_round_waits_once_and_dispatches_as_much_for_more_requests(pair, shape
         with CountedSyncs() as syncs:
             batch.round()
         assert sum(syncs.count.values()) == 1, syncs.count
+        with CountedDispatches() as counted:
+            batch.round()
+        dispatches[requests] = counted.count
+    assert dispatches[2] == dispatches[24]
+
+
+@torch.inference_mode()
+def test_tokens_that_ride_along_cost_as_many_dispatches_for_more_requests():
+    """And two waits more, one to read what was said and one each to write the drafts and the riders."""
+    dispatches = {}
+    for requests in (2, 24):
+        batch = begun(Decoder(Target.from_model(tiny_llama()), Lookahead(), 5), requests)
+        with CountedSyncs() as syncs:
+            batch.round()
+        assert syncs.count == {"tolist": 2, "tensor": 2}
         with CountedDispatches() as counted:
             batch.round()
         dispatches[requests] = counted.count

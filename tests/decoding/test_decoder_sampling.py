@@ -12,12 +12,14 @@ from torch import Tensor
 
 from specdraft.decoding import rules
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.passes import Riders
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTrees
 from specdraft.drafters.early_exit import EarlyExit
 from specdraft.drafters.hybrid import Hybrid
 from specdraft.drafters.jacobi import Jacobi
+from specdraft.drafters.lookahead import Lookahead
 from specdraft.drafters.ngram_cache import NgramCache
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
@@ -135,7 +137,7 @@ def test_two_tokens_with_trees(target, head, shape):
 @pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize(
     "drafter",
-    [None, PromptLookup(), Suffix(), NgramCache(), TokenRecycling(), Jacobi(), TargetAsDraft()],
+    [None, PromptLookup(), Suffix(), NgramCache(), TokenRecycling(), Jacobi(), Lookahead(3, 4, 3), TargetAsDraft()],
     ids=lambda d: type(d).__name__,
 )
 def test_whole_texts_with_other_drafts(target, drafter, batch_size):
@@ -150,6 +152,24 @@ def test_whole_texts_of_which_some_was_looked_up(target, head, shape, batch_size
 
 def test_whole_texts_with_trees_of_recycled_tokens(target):
     assert texts_fit(target, TokenRecycling(3), Sampling(1.2, top_p=0.95), shape=TREES[0], batch_size=5) > REJECTED
+
+
+def test_two_tokens_with_tokens_that_ride_along(target, monkeypatch):
+    """And with drafts of what was guessed in earlier answers, if they are kept."""
+    exact, beside = exact_two_tokens(target, Sampling(1.0)), Riders.beside
+
+    def fit() -> float:
+        drafter = Lookahead(5, 3, 3, keep_pool=True)
+        return goodness_of_fit(two_tokens(target, drafter, Sampling(1.0), count=500), exact)
+
+    def seen_by_drafts(riders: Riders, seen: Tensor) -> Tensor:
+        both = beside(riders, seen)
+        both[:, : seen.shape[1], seen.shape[1] :] = True
+        return both
+
+    assert fit() > REJECTED
+    monkeypatch.setattr(Riders, "beside", seen_by_drafts)
+    assert fit() < REJECTED / 100
 
 
 @pytest.mark.parametrize(("shape", "batch_size"), [(3, 1), (TREES[0], 5)], ids=str)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdraft.decoding.passes import Pass
+from specdraft.decoding.passes import Pass, Riders
 from specdraft.decoding.tree import DraftTrees, empty
 from tests.decoding.trees import chain_of, tree_of
 
@@ -75,6 +75,37 @@ def test_no_position_lies_behind_the_limit():
     assert within.positions.tolist() == [[2, 3, 3, 4], [5, 6, 6, 7]]
 
 
+def riders_of(tokens: list[int], offsets: list[int], sees: list[list[int]], rows: int = 1) -> Riders:
+    seen = torch.tensor([[column in row for column in range(len(tokens))] for row in sees])
+    parts = (torch.tensor(tokens), torch.tensor(offsets), seen)
+    return Riders(*(part.expand(rows, *part.shape) for part in parts), asked=1)
+
+
+RIDERS = riders_of([8, 6, 4], [2, 1, 1], [[0, 2], [1], [1, 2]])
+
+
+def test_riders_stand_behind_the_drafts_and_see_the_text_and_one_another():
+    reading = Pass.trees(numbers(3), BUSH, numbers(2), 2, LIMIT, RIDERS)
+    assert reading.ids.tolist() == [[3, 5, 9, 7, 8, 6, 4]]
+    assert reading.positions.tolist() == [[2, 3, 3, 4, 4, 3, 3]]
+    assert reading.places.tolist() == [[2, 3, 4, 5, 6, 7, 8]] and reading.size == 9
+    drafts = [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3, 5]]
+    assert seen(reading, 0) == [*drafts, [0, 1, 2, 6, 8], [0, 1, 2, 7], [0, 1, 2, 7, 8]]
+    bare = Pass.trees(numbers(3), empty(1, torch.device("cpu")), numbers(2), 2, LIMIT, RIDERS)
+    assert bare.ids.tolist() == [[3, 8, 6, 4]]
+    assert seen(bare, 0) == [[0, 1, 2], [0, 1, 2, 3, 5], [0, 1, 2, 4], [0, 1, 2, 4, 5]]
+
+
+def test_riders_of_requests_of_different_lengths_with_chains():
+    trees, riders = DraftTrees.chains(torch.tensor([[5], [7]])), riders_of([8, 6], [1, 3], [[0], [0, 1]], 2)
+    reading = Pass.trees(numbers(3, 4), trees, numbers(2, 0), 2, limit=5, riders=riders)
+    assert reading.ids.tolist() == [[3, 5, 8, 6], [4, 7, 8, 6]]
+    assert reading.positions.tolist() == [[2, 3, 3, 4], [0, 1, 1, 3]]  # behind the context there is nothing
+    assert reading.places.tolist() == [[2, 3, 4, 5], [0, 1, 2, 3]] and reading.size == 6
+    assert seen(reading, 0) == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4, 5]]
+    assert seen(reading, 1) == [[0], [0, 1], [0, 2], [0, 2, 3]]
+
+
 def test_a_prompt():
     reading = Pass.prompt([7, 8, 9], torch.device("cpu"))
     assert reading.ids.tolist() == [[7, 8, 9]] and reading.ids.dtype == torch.int64
@@ -117,9 +148,11 @@ def test_no_pass_reads_a_number_from_the_device():
     trees = DraftTrees(*(part.to("meta") for part in (BUSH.tokens, BUSH.parents)), depth=BUSH.depth, width=BUSH.width)
     one, ids = torch.zeros(1, dtype=torch.int64, device="meta"), torch.zeros(1, 3, dtype=torch.int64, device="meta")
     read = torch.ones(1, 3, 5, dtype=torch.bool, device="meta")
+    riders = Riders(*(part.to("meta") for part in RIDERS[:3]), asked=1)
     for reading in (
         Pass.trees(one, trees, one, 7, LIMIT),
         Pass.trees(one, trees.truncate(one), one, 7, 8),
+        Pass.trees(one, trees, one, 7, LIMIT, riders),
         Pass.text(ids, one, 7),
         Pass.level(ids, ids, one, 7, read, 2),
     ):

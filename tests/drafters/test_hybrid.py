@@ -9,6 +9,7 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.hybrid import Hybrid, choose
+from specdraft.drafters.lookahead import Lookahead
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.drafters.suffix import Suffix
@@ -88,6 +89,12 @@ def test_answers_do_not_depend_on_what_is_decoded_beside(target, head, shape, sa
     assert [each.accepted for each in together] == [each.accepted for each in alone]
     if sampling.greedy:
         assert [each.tokens for each in together] == transformers_greedy(target.model, prompts, 24)
+
+
+def test_tokens_of_the_head_ride_along_whichever_of_the_two_drafts(target):
+    prompts = [[5, 6, 7, 5, 6], *random_prompts(3, [1, 4, 9])]
+    found = Decoder(target, Hybrid(Lookahead(9, 8, 9), PromptLookup(), 2), 8).generate_batch(prompts, 32, 3)
+    assert [each.tokens for each in found] == transformers_greedy(target.model, prompts, 32)
 
 
 def test_both_are_told_to_forget_and_share_the_target(target, head):
