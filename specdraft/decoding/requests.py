@@ -46,6 +46,7 @@ class Method(Protocol):
     target: Target
     drafter: Drafter | None
     shape: Shape | None
+    num_places: int
     sampling: Sampling
     rule: rules.Rule
     trace: bool
@@ -62,7 +63,7 @@ class Requests:
         self.layers = () if drafter is None else drafter.layers
         device = self.target.device
         self.clock = Clock(device)
-        capacity = longest + 1 + (0 if method.shape is None else method.shape.num_places)
+        capacity = longest + 1 + method.num_places
         self.cache = self.target.new_cache(rows, capacity)
         self.drafting = None if drafter is None else drafter.drafting(rows, capacity)
         if self.drafting is not None:

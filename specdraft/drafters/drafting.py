@@ -50,6 +50,11 @@ class ModelDrafting(LevelDrafting):
         reading = Pass.text(tokens, texts.lengths, texts.longest, simple=len(tokens) == 1)
         return self.model.logits(self.model.step(reading, self.cache).last)
 
+    def follow(self, texts: Texts, tokens: Tensor) -> Tensor:
+        """Logits ``[B, n + 1, V]`` after the last emitted tokens, and after each of ``tokens [B, n]`` behind them."""
+        first = self.first(texts)[:, None]
+        return torch.cat([first, self.read(texts, tokens)], dim=1) if tokens.shape[1] else first
+
     def extend(self, texts: Texts, level: Level) -> Tensor:
         """See ``LevelDrafting``."""
         positions = (texts.lengths + (level.depth - 1))[:, None].expand_as(level.tokens)
