@@ -112,8 +112,12 @@ class EarlyExitDrafting(ModelDrafting):
     @torch.inference_mode()
     def first(self, texts: Texts) -> Tensor:
         """See ``LevelDrafting``."""
+        return self.follow(texts, self.last.new_empty((len(texts.lengths), 0)))[:, 0]
+
+    def follow(self, texts: Texts, tokens: Tensor) -> Tensor:
+        """See ``ModelDrafting``; in one pass, as nobody has read the last emitted tokens."""
         before = Texts(texts.lengths - 1, texts.longest - 1)
-        return self.read(before, self.last[: len(texts.lengths), None])[:, 0]
+        return self.read(before, torch.cat([self.last[: len(tokens), None], tokens], dim=1))
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""
