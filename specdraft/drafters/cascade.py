@@ -6,8 +6,8 @@ B = requests, K = drafted tokens, n = tokens that were looked up for one of them
 A draft model alone takes a pass for every token of its draft. Here a look-up proposes some of them, the middle model
 reads them in one pass and verifies them by an exact rule, as the target would: what it accepts and what it says instead
 follows the middle model's own distribution, token by token. To the target this is an ordinary draft of that model,
-whose q at every token is the row that the middle model had there, that of corrections and bonus tokens included. Where
-nothing was looked up that is right, it is no slower than the draft model alone, but for the reading."""
+whose q at every token is the row that the middle model had there, that of corrections and bonus tokens included. It
+never takes more passes than the draft model alone, but each of them reads what was looked up, too."""
 
 from collections.abc import Sequence
 
@@ -111,7 +111,9 @@ class CascadeDrafting(Drafting):
             missing = [shape.depth - len(draft) for draft in drafts]
             if not any(missing):
                 break
-            found = chains(self._look_up(drafts, missing), device)
+            # What the middle model says first takes no pass, unless it has to read the last emitted token for it.
+            asked = number > 0 or self.middle.unread is not None
+            found = chains(self._look_up(drafts, missing) if asked else drafts, device)
             logits = self._read(texts, drafts, found.tokens)  # [B, n + 1, V]
             if drawn:
                 assert chance is not None
@@ -139,11 +141,15 @@ class CascadeDrafting(Drafting):
     def _read(self, texts: Texts, drafts: Sequence[Sequence[int]], found: Tensor) -> Tensor:
         """The middle model's logits ``[B, n + 1, V]`` after the drafts, and after each of the tokens ``found [B, n]``
         that may follow them. The last token of a draft was said by the model, but not read yet."""
-        if not any(drafts):
-            return self.middle.follow(texts, found)
-        known = torch.tensor([[len(draft), draft[-1]] for draft in drafts], device=found.device)  # [B, 2]
-        before = Texts(texts.lengths + known[:, 0] - 1, texts.longest + max(map(len, drafts)) - 1)
-        return self.middle.read(before, torch.cat([known[:, 1:], found], dim=1))
+        if any(drafts):
+            known = torch.tensor([[len(draft), draft[-1]] for draft in drafts], device=found.device)
+            lengths, last = known.T  # [B]
+        elif self.middle.unread is None:
+            return self.middle.first(texts)[:, None]
+        else:
+            lengths, last = torch.zeros_like(texts.lengths), self.middle.unread[: len(drafts)]
+        before = Texts(texts.lengths + lengths - 1, texts.longest + max(map(len, drafts)) - 1)
+        return self.middle.read(before, torch.cat([last[:, None], found], dim=1))
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""

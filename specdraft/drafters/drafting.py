@@ -45,15 +45,13 @@ class ModelDrafting(LevelDrafting):
     model: LanguageModel
     cache: StaticCache
 
+    unread: Tensor | None = None
+    """The last emitted tokens ``[rows]``, if they are read when a draft begins; None: ``first`` takes no pass."""
+
     def read(self, texts: Texts, tokens: Tensor) -> Tensor:
         """Read ``tokens [B, n]`` that follow ``texts``, one after the other; logits ``[B, n, V]`` after each."""
         reading = Pass.text(tokens, texts.lengths, texts.longest, simple=len(tokens) == 1)
         return self.model.logits(self.model.step(reading, self.cache).last)
-
-    def follow(self, texts: Texts, tokens: Tensor) -> Tensor:
-        """Logits ``[B, n + 1, V]`` after the last emitted tokens, and after each of ``tokens [B, n]`` behind them."""
-        first = self.first(texts)[:, None]
-        return torch.cat([first, self.read(texts, tokens)], dim=1) if tokens.shape[1] else first
 
     def extend(self, texts: Texts, level: Level) -> Tensor:
         """See ``LevelDrafting``."""

@@ -35,8 +35,8 @@ from tests.drafters.conversations import Conversations
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 from tests.families import FAMILIES
 
-V, K, DRAWS = 5, 3, 4000
-PROMPT = [0, 3, 1, 4, 0, 3]  # after which 1, 4 is found, as the middle model would say one time in five
+V, K, DRAWS = 5, 4, 4000
+PROMPT = [0, 3, 1, 4, 0, 3]
 SAMPLING = Sampling(1.5, top_k=4)
 NO_FEATURES = Features(torch.empty(0), torch.empty(0))
 
@@ -141,7 +141,7 @@ def the_q_of_the_target(target, trees, accepted):
 
 
 def no_row_for_the_middle_models_own_token(target, trees, accepted):
-    row, place, q = torch.arange(DRAWS), accepted[0].clamp(min=1), trees.q.clone()
+    row, place, q = torch.arange(DRAWS), accepted[1] + 1, trees.q.clone()  # the second pass is the first that reads
     q[row, place] = q[row, place - 1]
     return replace(trees, q=q)
 
@@ -151,7 +151,7 @@ def test_the_wrong_q_is_rejected(small, middle, fault, monkeypatch):
     accepted = noting_accepted(monkeypatch)
     trees = drafted(small, middle)
     monkeypatch.undo()
-    assert 0.1 < (accepted[0] == K - 1).float().mean() < 0.9  # some have a bonus token, others a correction
+    assert 0.1 < (accepted[1] > 0).float().mean() < 0.9 and (accepted[1] == K - 2).any()  # corrections, bonus tokens
     with torch.inference_mode():
         wrong = fault(small, trees, accepted)
     assert fits(emitted(small, wrong), after_all(small.model)) < REJECTED / 1000
