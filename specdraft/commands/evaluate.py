@@ -1,6 +1,7 @@
 """Measure a trained drafter by really decoding with it: ``python evaluate.py checkpoint=PATH``; see ``--help``."""
 
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig
@@ -14,8 +15,9 @@ def main(config: DictConfig) -> None:
     """Decode the benchmark's prompts with and without the drafter; print a table, write JSON and HTML."""
     # Imported here so that --help answers at once.
     from specdraft.data.prompts import usual_benchmark
+    from specdraft.drafters.base import Drafter
     from specdraft.drafters.checkpoint import check_target, complete_target, find, load_drafter
-    from specdraft.drafters.hybrid import Hybrid
+    from specdraft.drafters.composition import composed
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.evaluation.report.charts import check_png, write_png
     from specdraft.evaluation.report.comparison import names
@@ -32,14 +34,15 @@ def main(config: DictConfig) -> None:
     elif not paths or None in paths:
         wanted = "the path of a drafter or of a run directory that holds one, or target=NAME drafter=NAME"
         raise UserError(f"checkpoint= is missing: expected {wanted}")
-    retrieval = build(config.retrieval)
-    if retrieval is not None and not paths:
+    roles = {role: _in_role(config, role) for role in ("inner", "ensemble", "retrieval")}
+    if roles["retrieval"] is not None and not paths:
         raise UserError("drafter@retrieval= drafts instead of a checkpoint's drafter: expected checkpoint=PATH with it")
     if config.png:
         check_png()
     loaded = [load_drafter(path, config.quantize) for path in paths]
     drafter, trained = loaded[0] if loaded else (untrained, {})
-    hybrid = None if retrieval is None else Hybrid(drafter, retrieval, config.retrieval_min_tokens)
+    parts = [each for each, _ in loaded] or [drafter]
+    evaluated = composed(parts, **roles, min_tokens=config.retrieval_min_tokens)
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
@@ -57,19 +60,29 @@ def main(config: DictConfig) -> None:
     notes = {"benchmark": config.benchmark, "checkpoint": next(iter(checkpoints), None)}
     notes |= {"drafter": trained["drafter"]} if trained else {}
     others = names([each for each, _ in loaded], checkpoints) if loaded else {}
-    if hybrid is not None:
+    if evaluated is not drafter:
         others = {drafter.family: drafter, **others}
-        notes |= {"retrieval": hybrid.retrieval.family}
+        notes |= {role: each.family for role, each in roles.items() if isinstance(each, Drafter)}
     compare = {**others, **beside}
     notes |= {"compared": checkpoints[-len(others) :]} if others else {}
     engine = build(config.engine) if config.get("engine") else None
-    evaluation = evaluate(target, hybrid or drafter, prompts, settings, compare, notes, cost=cost, engine=engine)
+    evaluation = evaluate(target, evaluated, prompts, settings, compare, notes, cost=cost, engine=engine)
     output = Path(HydraConfig.get().runtime.output_dir)
     print(table(evaluation))
     print(f"\nresults: {evaluation.write_json(output / 'evaluation.json')}")
     print(f"report:  {write_report(evaluation, output / 'report.html')}")
     if config.png:
         print(f"charts:  {write_png(evaluation.to_dict(), output / 'charts')[0].parent}")
+
+
+def _in_role(config: DictConfig, role: str) -> Any:
+    """The drafter of ``drafter@ROLE=NAME``, None, or of an ensemble true. Raises UserError for anything else."""
+    given = config[role]
+    if isinstance(given, bool) and role == "ensemble":
+        return given
+    if not isinstance(given, DictConfig | None):
+        raise UserError(f"{role}={given} is no drafter: expected drafter@{role}=NAME, of conf/drafter")
+    return build(given)
 
 
 if __name__ == "__main__":

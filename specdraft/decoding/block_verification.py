@@ -46,8 +46,13 @@ def block_verification(trees: DraftTrees, p: Tensor, uniform: Tensor) -> Verdict
     return verdict(trees, index <= count[:, None], lambda end: sample(rest, uniform[:, 0]))
 
 
-def check_shape(rule: Rule, shape: object) -> None:
-    """Raises UserError for block verification of drafts that are no chains."""
-    if getattr(rule, "func", rule) is block_verification and not (isinstance(shape, StaticTree) and shape.is_chain):
+def check_shape(rule: Rule, shape: object, branches: bool = False) -> None:
+    """Raises UserError for block verification of drafts that are no chains; ``branches``: whatever their shape."""
+    if getattr(rule, "func", rule) is not block_verification:
+        return
+    if branches:
+        merged = "decoding/rule=block cannot verify an ensemble, whose drafts have branches"
+        raise UserError(f"{merged}: expected decoding/rule=exact")
+    if not (isinstance(shape, StaticTree) and shape.is_chain):
         given = shape if isinstance(shape, Shape) else "a tree that is measured"
         raise UserError(f"decoding/rule=block cannot verify a {given}: expected decoding/shape=chain")

@@ -44,10 +44,12 @@ class Decoder:
         self.shape = as_shape(shape) if drafter is not None else None
         self.sampling = sampling or Sampling()
         self.trace = trace
-        if drafter is not None:
+        self.num_places = 0  # for the most nodes of a draft
+        if self.shape is not None and drafter is not None:
             if not self.sampling.greedy:
-                block_verification.check_shape(rule, self.shape)
+                block_verification.check_shape(rule, self.shape, drafter.branches)
             drafter.bind(target)
+            self.num_places = drafter.num_places(self.shape)
 
     @property
     def num_draft_tokens(self) -> int:

@@ -46,6 +46,7 @@ class Method(Protocol):
     target: Target
     drafter: Drafter | None
     shape: Shape | None
+    num_places: int
     sampling: Sampling
     rule: rules.Rule
     trace: bool
@@ -64,11 +65,10 @@ class Requests:
         self.clock = Clock(device)
         self.drafting: Drafting | None = None
         self.num_read = 0  # tokens of each that a round's pass reads at most, beside the last emitted one
-        capacity = longest + 1
+        capacity = longest + 1 + method.num_places
         if drafter is not None and method.shape is not None:
-            self.drafting = drafter.drafting(rows, capacity + method.shape.num_places)
+            self.drafting = drafter.drafting(rows, capacity)
             self.num_read = self.drafting.num_read(method.shape)
-            capacity += max(method.shape.num_places, self.num_read)
         self.cache = self.target.new_cache(rows, capacity)
         if self.drafting is not None:
             self.drafting.borrow(self.cache)

@@ -83,13 +83,24 @@ class Chance:
         """That of one request."""
         return Chance(self.seeds[row : row + 1], self.lengths[row : row + 1])
 
+    def apart(self, number: int) -> "Chance":
+        """Other numbers of the same requests, independent of these and of those apart by another ``number`` from 0 on:
+        what several draw beside each other."""
+        below = _signed(-(number + 1) * _GAMMA & _MASK)  # numbers below 0, which ``uniform`` never gives
+        return Chance(_mixed(self.seeds + below), self.lengths)
+
     def uniform(self, first: int, count: int) -> Tensor:
         """Numbers ``first`` to ``first + count`` of every request, fp64 ``[B, count]`` in [0, 1)."""
         index = torch.arange(first + 1, first + count + 1, device=self.seeds.device)
         state = self.seeds[:, None] + (self.lengths[:, None] * _DRAWS + index) * _signed(_GAMMA)
-        state = (state ^ _shift(state, 30)) * _signed(_FIRST)
-        state = (state ^ _shift(state, 27)) * _signed(_SECOND)
-        return _shift(state ^ _shift(state, 31), 11).double() * 2.0**-53
+        return _shift(_mixed(state), 11).double() * 2.0**-53
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """``_mix`` of every number of an int64 tensor."""
+    state = (state ^ _shift(state, 30)) * _signed(_FIRST)
+    state = (state ^ _shift(state, 27)) * _signed(_SECOND)
+    return state ^ _shift(state, 31)
 
 
 def _shift(state: Tensor, bits: int) -> Tensor:

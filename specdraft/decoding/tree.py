@@ -62,7 +62,7 @@ class DraftTrees:
         q = None
         if any(each.q is not None for each in trees):
             size = next(each.q.shape[-1] for each in trees if each.q is not None)
-            q = joined([_distributions(each, size) for each in trees])
+            q = joined([each.distributions(size) for each in trees])
         parents = joined([each.parents - ROOT for each in trees]) + ROOT  # padding hangs on the root
         return cls(tokens, parents, q, alive, depth=max(e.depth for e in trees), width=max(e.width for e in trees))
 
@@ -100,6 +100,10 @@ class DraftTrees:
         same = self.parents[..., None] == self.parents[:, None]
         return same.tril(-1).sum(-1)
 
+    def distributions(self, size: int) -> Tensor:
+        """``q``, or of chosen tokens the point masses that stand for them, ``[B, N, V]``; ``size`` is V."""
+        return torch.nn.functional.one_hot(self.tokens, size).float() if self.q is None else self.q
+
     def beneath(self, right: Tensor) -> Tensor:
         """Which nodes ``[B, N]`` are ``right`` (bool ``[B, N]``) and alive, with all above them."""
         if self.alive is not None:
@@ -116,13 +120,6 @@ class DraftTrees:
 def empty(rows: int, device: torch.device) -> DraftTrees:
     """Nothing drafted: verifying it is a plain decoding step."""
     return DraftTrees.chains(torch.empty((rows, 0), dtype=torch.int64, device=device))
-
-
-def _distributions(trees: DraftTrees, size: int) -> Tensor:
-    """``q``, or of chosen tokens the point masses that stand for them, ``[B, N, V]``."""
-    if trees.q is not None:
-        return trees.q
-    return torch.nn.functional.one_hot(trees.tokens, size).float()
 
 
 def with_root(seen: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdraft.decoding.interfaces import Drafting
+from specdraft.decoding.shapes import Shape
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 from specdraft.tensors import keeping_buffers
@@ -43,6 +44,9 @@ class Drafter(nn.Module, ABC):
     rates_hold: ClassVar[bool] = True
     """Whether what is accepted of one draft tells of drafts of other lengths: what the cost model predicts from."""
 
+    branches: bool = False
+    """Whether its drafts have branches, even where the shape is a chain."""
+
     quantizable: ClassVar[bool] = False
     """Whether engines read quantized weights of such a drafter."""
 
@@ -71,6 +75,11 @@ class Drafter(nn.Module, ABC):
     def bind(self, target: Target) -> None:
         """Borrow what the drafter shares with the target (an embedding, say); it is never saved with the drafter."""
         self.target = target
+
+    def num_places(self, shape: Shape) -> int:
+        """The most nodes that are read when a draft of this shape is made, or verified. Raises UserError for a shape
+        that it does not draft."""
+        return shape.num_places
 
     def prepare(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The batch to train on, asked for before the target reads it; a drafter may put its own text into it."""

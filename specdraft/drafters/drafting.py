@@ -45,6 +45,9 @@ class ModelDrafting(LevelDrafting):
     model: LanguageModel
     cache: StaticCache
 
+    unread: Tensor | None = None
+    """The last emitted tokens ``[rows]``, if they are read when a draft begins; None: ``first`` takes no pass."""
+
     def read(self, texts: Texts, tokens: Tensor) -> Tensor:
         """Read ``tokens [B, n]`` that follow ``texts``, one after the other; logits ``[B, n, V]`` after each."""
         reading = Pass.text(tokens, texts.lengths, texts.longest, simple=len(tokens) == 1)

@@ -87,11 +87,12 @@ class EarlyExitDrafting(ModelDrafting):
     """The last emitted token of each request ``[rows]``, which the target has not read yet."""
 
     shares_cache = True
+    unread: Tensor
 
     def __init__(self, drafter: EarlyExit, rows: int) -> None:
         assert drafter.target is not None
         self.drafter, self.vocabulary = drafter, Vocabulary(drafter.target.vocab_size)
-        self.last = torch.zeros(rows, dtype=torch.int64, device=drafter.target.device)
+        self.unread = torch.zeros(rows, dtype=torch.int64, device=drafter.target.device)
         self._begun: dict[int, int] = {}  # first tokens of prompts that are not known yet, by row
 
     def borrow(self, cache: StaticCache) -> None:
@@ -107,14 +108,14 @@ class EarlyExitDrafting(ModelDrafting):
         if texts.first in self._begun:
             first = torch.full_like(tokens[0, :1], self._begun.pop(texts.first))
             self.model = self.drafter.settle(torch.cat([first, tokens[0]]))
-        self.last[texts.first : texts.first + len(tokens)] = tokens.gather(1, counts[:, None] - 1)[:, 0]
+        self.unread[texts.first : texts.first + len(tokens)] = tokens.gather(1, counts[:, None] - 1)[:, 0]
 
     @torch.inference_mode()
     def first(self, texts: Texts) -> Tensor:
         """See ``LevelDrafting``."""
         before = Texts(texts.lengths - 1, texts.longest - 1)
-        return self.read(before, self.last[: len(texts.lengths), None])[:, 0]
+        return self.read(before, self.unread[: len(texts.lengths), None])[:, 0]
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""
-        self.last[row] = self.last[last]
+        self.unread[row] = self.unread[last]

@@ -38,7 +38,7 @@ class Hybrid(Drafter):
         if min_tokens < 1:
             raise UserError(f"a hybrid's min_tokens is {min_tokens}: expected at least 1 token that was looked up")
         self.head, self.retrieval, self.min_tokens = head, retrieval, min_tokens
-        self.layers, self.quantization = head.layers, head.quantization
+        self.layers, self.quantization, self.branches = head.layers, head.quantization, head.branches
 
     def bind(self, target: Target) -> None:
         """See ``Drafter``."""
@@ -46,6 +46,10 @@ class Hybrid(Drafter):
         self.vocab_size = target.vocab_size
         self.head.bind(target)
         self.retrieval.bind(target)
+
+    def num_places(self, shape: Shape) -> int:
+        """See ``Drafter``."""
+        return self.head.num_places(shape)
 
     def forget(self) -> None:
         """See ``Drafter``."""

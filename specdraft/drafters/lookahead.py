@@ -51,6 +51,14 @@ class Lookahead(Drafter):
         self.pool_from_text, self.keep_pool = pool_from_text, keep_pool
         self.forget()
 
+    def num_places(self, shape: Shape) -> int:
+        """See ``Drafter``; the window is read, too."""
+        return self.guesses * self.depth(shape) + len(list(places(self.window, self.ngram)))
+
+    def depth(self, shape: Shape) -> int:
+        """Of a guess; the last emitted token is the first of its n-gram."""
+        return min(shape.depth, self.ngram - 1)
+
     def forget(self) -> None:
         """Forget the n-grams of earlier requests."""
         self.pool = NgramPool(self.guesses)
@@ -108,10 +116,7 @@ class LookaheadDrafting(Drafting):
 
     def num_read(self, shape: Shape) -> int:
         """See ``Drafting``."""
-        return self.drafter.guesses * self._depth(shape) + len(self.places)
-
-    def _depth(self, shape: Shape) -> int:
-        return min(shape.depth, self.drafter.ngram - 1)
+        return self.drafter.num_places(shape)
 
     def _requests(self, rows: int) -> list[_Request]:
         return [state for state in self.states[:rows] if state is not None]
@@ -121,7 +126,7 @@ class LookaheadDrafting(Drafting):
         if isinstance(shape, ForcedPath):
             mend = "decoding/shape=chain, of which it takes the depth"
             raise UserError(f"a tree cannot be measured for lookahead, which learns as it decodes: expected {mend}")
-        depth = self._depth(shape)
+        depth = self.drafter.depth(shape)
         found = [merged(state.guesses(), depth) for state in self._requests(len(texts.lengths))]
         # As many nodes as whole guesses have: each width of a pass is compiled, and there are few.
         nodes = depth * max(1, *(-(-len(tokens) // depth) for tokens, _ in found))

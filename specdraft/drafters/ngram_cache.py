@@ -5,6 +5,7 @@ Prompt lookup remembers one occurrence in one text; this counts all of them, in 
 enough and went on the same way often enough, and the next one after the n-gram that ends the draft by then."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from specdraft.drafters.base import constructor_arguments
 from specdraft.drafters.text_drafter import TextDrafter
@@ -57,9 +58,9 @@ class NgramCache(TextDrafter):
         while len(self.followed) > self.capacity:
             del self.followed[next(iter(self.followed))]
 
-    def propose(self, state: list[int], length: int) -> list[int]:
+    def propose(self, state: list[int], length: int, after: Sequence[int] = ()) -> list[int]:
         """Token after token, until no n-gram says enough."""
-        text = state[-self.max_ngram :]
+        text = [*state[-self.max_ngram :], *after]
         known = len(text)
         while len(text) < known + length and (token := self._next(text)) is not None:
             text.append(token)

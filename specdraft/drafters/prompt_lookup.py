@@ -5,6 +5,7 @@ and occurred earlier decides, at its most recent occurrence.
 
 Occurrences are indexed as tokens arrive: a draft costs a few dictionary look-ups, whatever the length of the text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdraft.drafters.base import constructor_arguments
@@ -47,10 +48,11 @@ class PromptLookup(TextDrafter):
                 state.continuations[tuple(state.tokens[-size:])] = len(state.tokens)
             state.tokens.append(token)
 
-    def propose(self, state: PromptLookupState, length: int) -> list[int]:
+    def propose(self, state: PromptLookupState, length: int, after: Sequence[int] = ()) -> list[int]:
         """What followed: fewer tokens near the end of the text, none without a match."""
-        for size in range(min(self.max_ngram, len(state.tokens)), self.min_ngram - 1, -1):
-            start = state.continuations.get(tuple(state.tokens[-size:]))
+        end = [*state.tokens[-self.max_ngram :], *after]
+        for size in range(min(self.max_ngram, len(end)), self.min_ngram - 1, -1):
+            start = state.continuations.get(tuple(end[-size:]))
             if start is not None:
-                return state.tokens[start : start + length]
+                return [*state.tokens[start : start + length], *after][:length]
         return []

@@ -5,6 +5,7 @@ end of the text is looked up in both at every length, and the draft with the gre
 wins. The longer the match and the surer the counts, the longer the draft; without a match nothing is drafted. Matching,
 scores and limits are vLLM's ``suffix``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdraft.drafters.base import constructor_arguments
@@ -76,9 +77,9 @@ class Suffix(TextDrafter):
             if state.answer in self.kept:
                 self.answers.extend(state.answer, token)
 
-    def propose(self, state: SuffixState, length: int) -> list[int]:
+    def propose(self, state: SuffixState, length: int, after: Sequence[int] = ()) -> list[int]:
         """The better draft of the two trees, of equals that of the request's own."""
-        context = state.text.tokens[-self.max_tree_depth :]
+        context = [*state.text.tokens[-self.max_tree_depth :], *after]
         own, earlier = (
             tree.speculate(context, length, self.max_spec_factor, self.min_token_prob)
             for tree in (state.tree, self.answers)

@@ -33,8 +33,9 @@ class TextDrafter(Drafter, ABC):
         """Append what the target emitted."""
 
     @abstractmethod
-    def propose(self, state: Any, length: int) -> list[int]:
-        """At most ``length`` tokens that may follow, none if nothing is known; ``state`` stays as it was."""
+    def propose(self, state: Any, length: int, after: Sequence[int] = ()) -> list[int]:
+        """At most ``length`` tokens that may follow the text, and ``after``, if that came next; none if nothing is
+        known. ``state`` stays as it was."""
 
     def drafting(self, rows: int, capacity: int) -> "TextDrafting":
         """See ``Drafter``."""

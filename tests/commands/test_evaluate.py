@@ -142,6 +142,34 @@ def test_a_look_up_else_a_head(run, run_directory):
     assert {model["drafter"] for model in written["cost_models"]} <= {"eagle3"}
 
 
+def test_drafters_made_of_drafters(run, run_directory, capsys):
+    common = [
+        f"benchmark={run_directory / 'prompts.jsonl'}",
+        "decoding.max_new_tokens=8",
+        "target.device=cpu",
+        "limit=1",
+        "compare=[]",
+        "cost_model=null",
+    ]
+    run_at = f"checkpoint={run_directory / 'run'}"
+    written = run(run_at, "drafter@ensemble=token_recycling", "ensemble.top_k=3", "decoding.temperature=1", *common)
+    assert [row["drafter"] for row in written["results"]] == ["ensemble", "eagle3", "ensemble", "eagle3"]
+    assert written["settings"]["ensemble"] == "token_recycling"
+    target = f"target.name={run_directory / 'target'}"
+    written = run(target, "drafter=early_exit", "drafter@inner=suffix", "decoding.temperature=0", *common)
+    assert [row["drafter"] for row in written["results"]] == ["cascade", "early_exit"]
+    assert written["results"][0]["lossless"] is True and written["settings"]["inner"] == "suffix"
+    assert "an ensemble with 1 drafter: expected at least 2" in fails(run, capsys, run_at, "ensemble=true")
+    assert "ensemble=suffix is no drafter: expected drafter@ensemble=NAME" in fails(
+        run, capsys, run_at, "ensemble=suffix"
+    )
+    assert "inner=True is no drafter: expected drafter@inner=NAME" in fails(run, capsys, run_at, "inner=true")
+    middle = fails(run, capsys, run_at, "drafter@inner=suffix")
+    assert "the middle model of a cascade is eagle3: expected a draft model" in middle
+    tree = [target, "drafter=early_exit", "drafter@inner=suffix", "decoding/shape=dynamic_tree", *common]
+    assert "a cascade cannot draft a dynamic tree" in fails(run, capsys, *tree)
+
+
 def test_overrides(run, run_directory):
     written = run(
         f"checkpoint={run_directory / 'run' / 'drafter'}",

@@ -12,6 +12,7 @@ from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.early_exit import EarlyExit
+from specdraft.drafters.ensemble import Ensemble
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.jacobi import Jacobi
 from specdraft.drafters.lookahead import Lookahead
@@ -47,6 +48,7 @@ DRAFTERS = {
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
     "early_exit": lambda target: EarlyExit(),
+    "ensemble": lambda target: Ensemble([Medusa.for_target(target), TokenRecycling(), EarlyExit()]),
     "jacobi": lambda target: Jacobi(),
     "token_recycling": lambda target: TokenRecycling(),
 }

@@ -16,7 +16,10 @@ from specdraft.decoding.passes import Riders
 from specdraft.decoding.sampling import Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import ROOT, DraftTrees
+from specdraft.drafters.cascade import Cascade
+from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.early_exit import EarlyExit
+from specdraft.drafters.ensemble import Ensemble
 from specdraft.drafters.hybrid import Hybrid
 from specdraft.drafters.jacobi import Jacobi
 from specdraft.drafters.lookahead import Lookahead
@@ -196,6 +199,16 @@ def test_whole_texts_drafted_by_some_of_the_targets_layers(target, shape, batch_
         assert texts_fit(target, drafter, Sampling(1.0), correction_from_p, count=36) < REJECTED / 100
         exact = exact_two_tokens(target, SETTINGS[1])
         assert goodness_of_fit(two_tokens(target, drafter, SETTINGS[1]), exact) > REJECTED
+
+
+def test_whole_texts_drafted_by_several(target, head):
+    ensemble = Ensemble([head, PromptLookup(), DraftModel.for_target(target, copy_layers=1)])
+    assert texts_fit(target, ensemble, Sampling(1.2, top_p=0.95), shape=TREES[0], batch_size=8) > REJECTED
+
+
+def test_whole_texts_drafted_by_two_levels(target):
+    drafter = Cascade(DraftModel.for_target(target, copy_layers=1), PromptLookup())
+    assert texts_fit(target, drafter, Sampling(1.2, top_p=0.95), batch_size=8) > REJECTED
 
 
 def ends(trees: DraftTrees, verdict: rules.Verdict) -> tuple[Tensor, Tensor]:

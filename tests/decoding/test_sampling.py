@@ -142,6 +142,18 @@ def test_neighbors_are_independent():
     assert independent(numbers, numbers + 1e-9) < REJECTED
 
 
+def test_what_is_apart_is_independent_and_a_requests_own():
+    request = chance(300)
+    parts = [request, request.apart(0), request.apart(1), request.apart(0).apart(0), request.apart(1).apart(0)]
+    numbers = [each.uniform(first, 100) for each in parts for first in (0, 2**20)]
+    assert min(even(each) for each in numbers) > REJECTED
+    pairs = [(one, other) for place, one in enumerate(numbers) for other in numbers[:place]]
+    assert min(independent(one, other) for one, other in pairs) > REJECTED
+    assert min(independent(one[:, 1:], other[:, :-1]) for one, other in pairs) > REJECTED
+    assert len(torch.cat(numbers).unique()) == 10 * 300 * 100
+    assert torch.equal(request.of(7).apart(1).uniform(0, 9), parts[2].uniform(0, 9)[7:8])
+
+
 def test_no_two_requests_share_their_numbers():
     several = Chance(
         torch.tensor([Chance.mixed(seed) for seed in range(200)]).repeat_interleave(50), torch.arange(50).repeat(200)

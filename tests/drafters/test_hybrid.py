@@ -53,7 +53,7 @@ def test_each_request_has_the_tree_of_one_of_the_two():
 class Told(PromptLookup):
     """Finds what it is told to find."""
 
-    def propose(self, state, length):
+    def propose(self, state, length, after=()):
         return self.finds[state.tokens[0]][:length]
 
 

@@ -1,5 +1,6 @@
 """What drafters of the text alone are told and asked, and that the device is waited for once."""
 
+import pytest
 import torch
 
 from specdraft.decoding.decoder import Decoder
@@ -7,7 +8,9 @@ from specdraft.decoding.passes import Texts
 from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.drafters.ngram_cache import NgramCache
 from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.drafters.suffix import Suffix
 from specdraft.drafters.text_drafter import TextDrafter, chains
 from specdraft.targets import Features, Target
 from tests.decoding.counting import CountedSyncs
@@ -25,8 +28,8 @@ class Noting(TextDrafter):
     def extend(self, state, tokens):
         state.append(tokens)
 
-    def propose(self, state, length):
-        return state[-1][::-1][:length]
+    def propose(self, state, length, after=()):
+        return [*state[-1], *after][::-1][:length]
 
 
 def test_requests_are_told_their_prompts_then_what_was_emitted():
@@ -46,6 +49,24 @@ def test_requests_are_told_their_prompts_then_what_was_emitted():
         assert trees.alive.tolist() == [[True, True], [True, False], [True, True]]
     drafting.drop(0, 2, 6)
     assert [state and state[-1] for state in drafting.states] == [[1, 2, 3], [4], None]
+
+
+@pytest.mark.parametrize(
+    "drafter", [PromptLookup(), Suffix(max_spec_factor=2), NgramCache()], ids=lambda each: each.family
+)
+def test_what_may_come_next_is_read_as_if_it_had_come(drafter):
+    state = drafter.start([7, 1, 2, 3, 4, 5, 7, 1])
+    alone = drafter.propose(state, 3)
+    assert alone == [2, 3, 4]
+    assert drafter.propose(state, 3, [2, 3]) == [4, 5, 7]
+    assert drafter.propose(state, 2, [9, 2, 3]) == [4, 5]
+    assert drafter.propose(state, 3, [9]) == []
+    assert drafter.propose(state, 3) == alone  # it did not
+
+
+def test_what_may_come_next_goes_on_where_the_text_ends():
+    state = PromptLookup().start([5, 6, 5])
+    assert PromptLookup().propose(state, 3, [6, 8, 5, 6]) == [5, 6, 8]
 
 
 def test_drafts_of_one_length_are_all_alive_and_none_are_none():
