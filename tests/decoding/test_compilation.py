@@ -17,6 +17,7 @@ from specdraft.drafters.redrafter import ReDrafter
 from specdraft.errors import UserError
 from specdraft.onednn import packed
 from specdraft.targets import Target
+from tests.drafters.tli.drafts import translating
 from tests.fakes import random_prompts, tiny_llama
 
 DRAFTERS = {
@@ -31,6 +32,7 @@ DRAFTERS = {
     "domino": lambda target: Domino.for_target(target, None, layers=(1,), num_layers=1),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
+    "tli_draft": translating,
 }
 
 
