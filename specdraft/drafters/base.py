@@ -5,6 +5,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -58,6 +59,9 @@ class Drafter(nn.Module, ABC):
 
     compiled: bool = False
     """Whether training compiles what it repeats, where the drafter has such a part."""
+
+    files: Mapping[str, bytes] = MappingProxyType({})
+    """What a checkpoint keeps of it beside its weights and its configuration, by file name."""
 
     target: Target | None = None
     _arguments: dict[str, Any]

@@ -41,6 +41,7 @@ def save_drafter(
         "specdraft_version": specdraft.__version__,
         "drafter": {"_target_": f"{kind.__module__}.{kind.__qualname__}", **drafter.config()},
         "quantization": drafter.quantization,
+        "files": sorted(drafter.files),
         "target": asdict(target),
         "extra": redact(extra or {}),
     }
@@ -51,6 +52,8 @@ def save_drafter(
     with atomic_directory(directory) as temporary:
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for name, content in drafter.files.items():
+            (temporary / name).write_bytes(content)
     return directory
 
 
@@ -122,8 +125,10 @@ def load_drafter(path: str | Path, quantization: str | None = None) -> tuple[Dra
     if amiss is not None:
         found = f"the checkpoint {directory} does not fit {kind.__name__} ({amiss})"
         raise UserError(f"{found}: expected one of this version")
-    if isinstance(drafter, DraftVocabulary):
-        drafter.set_draft_vocabulary(drafter.draft_ids)  # checks them
+    for module in drafter.modules():
+        if isinstance(module, DraftVocabulary):
+            module.set_draft_vocabulary(module.draft_ids)  # checks them
+    drafter.files = {name: _read(directory, name) for name in config.get("files", [])}
     quantize(drafter, quantization or config.get("quantization"))
     return drafter.eval().requires_grad_(False), config
 
@@ -152,6 +157,14 @@ def check_target(config: dict[str, Any], target: Target) -> None:
             )
 
 
+def _read(directory: Path, name: str) -> bytes:
+    try:
+        return member(directory, name).read_bytes()
+    except OSError as error:
+        found = f"the checkpoint {directory} has no readable {name} ({error.strerror})"
+        raise UserError(f"{found}: expected the file that its {CONFIG} names; restore it") from error
+
+
 def _is_whole(config: Any) -> bool:
     """Whether everything that anybody reads of a configuration is of the right type."""
     if not isinstance(config, dict):
@@ -165,6 +178,8 @@ def _is_whole(config: Any) -> bool:
         all(isinstance(text, str) for text in texts)
         and isinstance(target.get("revision"), str | None)
         and isinstance(config.get("quantization"), str | None)
+        and isinstance(files := config.get("files", []), list)
+        and all(isinstance(name, str) for name in files)
         and all(isinstance(part, dict) for part in parts)
         and type(parts[1].get("num_draft_tokens", 1)) is int
     )

@@ -3,13 +3,14 @@
 B = batch or requests, T = tokens, R = B*T positions of the flat batch, n = supervised ones, m = nodes of a level, H =
 the draft's hidden size, V = vocabulary.
 
-The draft has the target's tokenizer and vocabulary. Position r predicts token r+1, and its teacher is the target's
-distribution at the same position. ``LanguageModel`` runs it in training and in decoding, as it runs the target."""
+The draft has the target's tokenizer and vocabulary; ``tli/`` is for those with another. Position r predicts token r+1,
+and its teacher is the target's distribution at the same position. ``LanguageModel`` runs it in training and in
+decoding, as it runs the target."""
 
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ class DraftModel(Drafter):
     training_options = frozenset({"attn_implementation", "divergence", "on_policy", "activation_checkpointing"})
     reads_every_last = False
     quantizable = True
+    shares_tokenizer: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -107,7 +109,9 @@ class DraftModel(Drafter):
             raise UserError(f"{given}: an independent draft shares all; expected model.draft_vocab_size=null")
         if lora is not None and start != "checkpoint":
             raise UserError(f"lora adapts a trained checkpoint, but start is {start!r}: expected start=checkpoint")
-        config, source, layers = find_start(target, start, copy_layers, shape, checkpoint, revision)
+        config, source, layers = find_start(
+            target, start, copy_layers, shape, checkpoint, revision, cls.shares_tokenizer
+        )
         draft = cls(model=config, attn_implementation=attention(target), **options)
         if (size := draft.language_model.vocab_size) != target.vocab_size:
             wanted = f"the target's, {target.vocab_size}; choose a sibling of the same vocabulary, or start=layers"
@@ -178,9 +182,17 @@ class DraftModel(Drafter):
         """Per step the mean divergence from the target at the same positions."""
         self.bind(target)
         steps, labels = self._steps(batch, totals), batch.input_ids.flatten().roll(-1)
-        teacher = Teacher(features.last.flatten(0, 1), target.logits, None, labels)
-        heads = [self.language_model.head]
-        return call_with_weights(heads, lambda weights: objective(weights, teacher, steps, self.divergence))
+        last = features.last.flatten(0, 1)
+
+        def loss(weights: list[Tensor]) -> TrainingLoss:
+            rows, ids = self._taught(weights)
+            return objective(rows, Teacher(last, target.logits, ids, labels), steps, self.divergence)
+
+        return call_with_weights([self.language_model.head], loss)
+
+    def _taught(self, weights: list[Tensor]) -> tuple[list[Tensor], Tensor | None]:
+        """Of each head the rows that learn, ``[Vd, H]``, and the target ids ``[Vd]`` that they stand for; None: all."""
+        return weights, None
 
     def _steps(self, batch: Batch, totals: Sequence[float] | None) -> list[Step]:
         """All positions whose next token is to be learned and of the same document."""

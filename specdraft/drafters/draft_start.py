@@ -21,6 +21,7 @@ def find_start(
     shape: Mapping[str, Any] | None,
     checkpoint: str | None,
     revision: str | None,
+    shares_tokenizer: bool = True,
 ) -> tuple[dict[str, Any], LanguageModel | None, Sequence[int]]:
     """The start of ``DraftModel.for_target``: the draft's configuration, ``model_type`` included, JSON-able; whose
     weights it takes, if anybody's; and which of those layers. Raises UserError for bad options and a sibling that does
@@ -32,7 +33,7 @@ def find_start(
         shape = shape or {"num_hidden_layers": max(1, target.num_layers // 4)}
         return _reshaped(_describe(target.config), shape), None, ()
     if start == "checkpoint":
-        sibling = _sibling(checkpoint, revision, shape, target)
+        sibling = _sibling(checkpoint, revision, shape, target, shares_tokenizer)
         return _describe(sibling.config), sibling, range(sibling.num_layers)
     raise UserError(f"start is {start!r}: expected one of {', '.join(STARTS)}")
 
@@ -106,17 +107,14 @@ def _reshaped(config: dict[str, Any], shape: Mapping[str, Any]) -> dict[str, Any
     return _with_layers(config, [layer % config["num_hidden_layers"] for layer in range(count)]) | dict(shape)
 
 
-def _sibling(name: str | None, revision: str | None, shape: Mapping[str, Any] | None, target: Target) -> LanguageModel:
-    if name is None:
-        raise UserError("start=checkpoint needs a model: expected model.drafter.checkpoint=PATH or a hub id")
+def _sibling(
+    name: str | None, revision: str | None, shape: Mapping[str, Any] | None, target: Target, shares_tokenizer: bool
+) -> LanguageModel:
+    name = _named(name)
     if target.device.type == "meta":  # a plan, which loads nothing
-        if shape is not None:
-            config = AutoConfig.for_model(**shape)
-        else:
-            config = AutoConfig.from_pretrained(loading.location(name), revision=revision, trust_remote_code=False)
-        return LanguageModel(AutoModelForCausalLM.from_config(config))
+        return LanguageModel(AutoModelForCausalLM.from_config(_sibling_config(name, revision, shape)))
     model, tokenizer = loading.load(name, revision, "float32", attention(target), False, what="draft")
-    if target.tokenizer is not None and tokenizer.get_vocab() != target.tokenizer.get_vocab():
+    if shares_tokenizer and target.tokenizer is not None and tokenizer.get_vocab() != target.tokenizer.get_vocab():
         raise UserError(
             f"the tokenizer of {name!r} has other tokens than the target's: expected the same vocabulary, id by id; "
             "choose a sibling of the target's own family, or start=layers"
@@ -124,6 +122,33 @@ def _sibling(name: str | None, revision: str | None, shape: Mapping[str, Any] | 
     sibling = LanguageModel(model)
     sibling.check_logits()
     return sibling
+
+
+def has_other_tokens(target: Target, name: str | None, revision: str | None, shape: Mapping[str, Any] | None) -> bool:
+    """Whether start=checkpoint names a model with another tokenizer than the target's, or with more or fewer ids. A
+    plan knows the ids alone. Raises UserError for a model that is not named or not found."""
+    if target.device.type != "meta":
+        if target.tokenizer is None:
+            return False
+        if loading.load_tokenizer(_named(name), revision).get_vocab() != target.tokenizer.get_vocab():
+            return True
+    return sibling_size(target, name, revision, shape) != target.vocab_size
+
+
+def sibling_size(target: Target, name: str | None, revision: str | None, shape: Mapping[str, Any] | None) -> int:
+    """The ids of the model that start=checkpoint names. Raises UserError for one that is not named or not found."""
+    shape = shape if target.device.type == "meta" else None
+    return int(_sibling_config(_named(name), revision, shape).get_text_config().vocab_size)
+
+
+def _named(name: str | None) -> str:
+    if name is None:
+        raise UserError("start=checkpoint needs a model: expected model.drafter.checkpoint=PATH or a hub id")
+    return name
+
+
+def _sibling_config(name: str, revision: str | None, shape: Mapping[str, Any] | None) -> PreTrainedConfig:
+    return loading.load_config(name, revision) if shape is None else AutoConfig.for_model(**shape)
 
 
 def attention(target: Target) -> str:

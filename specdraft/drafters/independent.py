@@ -1,11 +1,15 @@
-"""An independent draft as ``conf/model/draft.yaml`` describes it: of one token a pass, or of all of them."""
+"""An independent draft as ``conf/model/draft.yaml`` describes it: of one token a pass or of all of them, and
+of whatever tokenizer."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.draft_start import has_other_tokens
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.tli import TliDraft
 from specdraft.targets import Target
 
 
@@ -19,10 +23,23 @@ def for_target(
     sample_positions: bool = True,
     **options: Any,
 ) -> DraftModel:
-    """A ``DraftModel`` for ``target``, or if ``parallel`` a ``Pard``, which the options between are of; the others are
-    those of ``DraftModel.for_target``. Raises UserError as these do."""
+    """A ``DraftModel`` for ``target``, a ``TliDraft`` where it starts as a checkpoint with another tokenizer, or if
+    ``parallel`` a ``Pard``, which the options between are of; the others are those of ``DraftModel.for_target``. Raises
+    UserError as these do."""
     if not parallel:
-        return DraftModel.for_target(target, draft_vocabulary, **options)
+        kind = TliDraft if _has_other_tokens(target, **options) else DraftModel
+        return kind.for_target(target, draft_vocabulary, **options)
     of_masks: dict[str, Any] = {"mask_token": mask_token, "num_drafts": num_drafts}
     of_masks |= {"step_decay": step_decay, "sample_positions": sample_positions}
     return Pard.for_target(target, draft_vocabulary, **of_masks, **options)
+
+
+def _has_other_tokens(
+    target: Target,
+    start: str = "layers",
+    checkpoint: str | None = None,
+    revision: str | None = None,
+    shape: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> bool:
+    return start == "checkpoint" and has_other_tokens(target, checkpoint, revision, shape)

@@ -1,8 +1,8 @@
 """What an exported drafter consists of, and the checks that every family of drafters shares.
 
 A family is a kind of drafter that engines tell apart: eagle3, eagle, p_eagle, mtp, medusa, redrafter, dflash, dspark,
-draft_model, pard. Modules here make the ``Layout`` of each. Engines hardly check what they load: a wrong file stays
-lossless and accepts nothing. So everything that could go wrong silently is validated before it is written.
+draft_model, pard, tli_draft. Modules here make the ``Layout`` of each. Engines hardly check what they load: a wrong
+file stays lossless and accepts nothing. So everything that could go wrong silently is validated before it is written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +26,7 @@ TITLES = {
     "dspark": "DSpark drafter",
     "draft_model": "draft model",
     "pard": "PARD draft model",
+    "tli_draft": "draft model with another tokenizer",
 }
 
 
@@ -34,7 +35,8 @@ class Layout:
     """A directory to be: ``config.json`` and one safetensors file named ``weights``; ``facts`` go into the card.
     options: what of the drafter not every engine computes, by the names of its constructor. longest_draft: tokens that
     it was made to draft; None where there is no end to it. borrowed: tensors of the target's that the engine wants in
-    the file too, and how their names end in the target's files. quantization: the scheme of its weights, if any."""
+    the file too, and how their names end in the target's files. quantization: the scheme of its weights, if any.
+    files: others that the engine reads beside the two, by name."""
 
     family: str
     config: dict[str, Any]
@@ -46,6 +48,7 @@ class Layout:
     longest_draft: int | None = None
     borrowed: Mapping[str, str] = field(default_factory=dict)
     quantization: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def title(self) -> str:

@@ -19,19 +19,27 @@ _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 
 _NOT_SERVED = ("redrafter",)
 
-# Families that are another method's, told to draft in parallel.
-_PARALLEL = {"p_eagle": "eagle3", "pard": "draft_model"}
+# Families that are another method's, and what that is told.
+_TOLD = {
+    "p_eagle": ("eagle3", "parallel_drafting"),
+    "pard": ("draft_model", "parallel_drafting"),
+    "tli_draft": ("draft_model", "use_heterogeneous_vocab"),
+}
+
+# Of these vLLM takes no samples.
+_NOT_SAMPLED = ("medusa", "tli_draft")
 
 
 class VLLM(Engine):
-    """vLLM's methods, named as the families are but for P-EAGLE, an ``eagle3`` that drafts in parallel, and PARD, a
-    ``draft_model`` that does. It drafts greedily unless told otherwise.
+    """vLLM's methods, named as the families are but for P-EAGLE, an ``eagle3`` that drafts in parallel, PARD, a
+    ``draft_model`` that does, and a ``draft_model`` with another tokenizer. It drafts greedily unless told otherwise.
     target_settings: what it is to add to the target's configuration, by family.
-    sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says."""
+    sampled_drafts: how it is told in its speculative configuration; Medusa's heads are not sampled whatever it says,
+    and draft models with another tokenizer are refused."""
 
     name = "vllm"
     families: ClassVar[Mapping[str, str]] = {
-        family: _PARALLEL.get(family, family) for family in TITLES if family not in _NOT_SERVED
+        family: _TOLD[family][0] if family in _TOLD else family for family in TITLES if family not in _NOT_SERVED
     }
     quantized: ClassVar[frozenset[str]] = frozenset({"eagle3", "draft_model"})
     target_settings: ClassVar[dict[str, dict[str, object]]] = {"mtp": {"num_nextn_predict_layers": 1}}
@@ -52,7 +60,7 @@ class VLLM(Engine):
                 "hands out auxiliary hidden states there, as Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
             )
         telling = [part for part in _TELLING if part in str(directory.resolve()).lower()]
-        if layout.family in ("medusa", "draft_model", "pard", "mtp") and telling:
+        if layout.family in ("medusa", "draft_model", "pard", "tli_draft", "mtp") and telling:
             raise UserError(
                 f"the path {directory.resolve()} contains {telling[0]!r}, for which vLLM would load the "
                 f"{layout.title} by another method: expected none of {', '.join(_TELLING)} in it; choose with output="
@@ -62,10 +70,10 @@ class VLLM(Engine):
     @classmethod
     def flags(cls, family: str, directory: str, num_draft_tokens: int, drafting: str = GREEDY) -> str | None:
         """The speculative configuration as JSON; None for a family that vLLM does not draft so."""
-        if family not in cls.families or (drafting == SAMPLED and family == "medusa"):
+        if family not in cls.families or (drafting == SAMPLED and family in _NOT_SAMPLED):
             return None
         config = {"method": cls.families[family], "model": directory, "num_speculative_tokens": num_draft_tokens}
-        config |= {"parallel_drafting": True} if family in _PARALLEL else {}
+        config |= {_TOLD[family][1]: True} if family in _TOLD else {}
         return json.dumps(config | (cls.sampled_drafts if drafting == SAMPLED else {}))
 
     @classmethod

@@ -16,6 +16,7 @@ from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
+from specdraft.drafters.tli import TliDraft
 from specdraft.errors import UserError
 from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa, mtp, redrafter
 from specdraft.export.engine import Engine
@@ -26,6 +27,7 @@ from specdraft.files import atomic_directory, embedded
 from specdraft.targets.weights import Weights
 
 CONFIG, CARD = "config.json", "README.md"
+_TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
 # By the class itself: an engine computes what these compute, and not what a class derived from one may.
 _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] = {
@@ -39,6 +41,7 @@ _LAYOUTS: dict[type[Drafter], Callable[[Any, Mapping[str, Any], str], Layout]] =
     DSpark: dspark.layout,
     DraftModel: draft_model.layout,
     Pard: draft_model.layout,
+    TliDraft: draft_model.layout,
 }
 
 
@@ -71,6 +74,8 @@ def export(
         save_file(tensors, temporary / layout.weights, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card, encoding="utf-8")
+        for name, content in layout.files.items():
+            (temporary / name).write_bytes(content)
     return output
 
 
@@ -109,6 +114,6 @@ def _check_output(output: Path) -> None:
     if not output.exists():
         return
     held = {entry.name for entry in output.iterdir()} if output.is_dir() else {output.name}
-    if held and held not in [{CONFIG, CARD, weights} for weights in ("model.safetensors", medusa.WEIGHTS)]:
+    if held and held - _TOKENIZER not in [{CONFIG, CARD, weights} for weights in ("model.safetensors", medusa.WEIGHTS)]:
         wrong = f"{output} exists and is not an earlier export (it holds {', '.join(sorted(held)[:3])})"
         raise UserError(f"{wrong}: expected a new or empty directory, or an earlier export, which is replaced")

@@ -77,6 +77,14 @@ def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bo
         raise _cannot_load("tokenizer", name, error) from error
 
 
+def load_config(name: str, revision: str | None = None) -> PreTrainedConfig:
+    """A draft's configuration alone, by hub id or directory. Raises UserError if there is none."""
+    try:
+        return AutoConfig.from_pretrained(location(name), revision=revision, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise _cannot_load("configuration of the draft", name, error) from error
+
+
 def _cannot_load(what: str, name: str, error: Exception) -> UserError:
     said = f"{type(error).__name__}: {reason(error)}"
     wanted = "a local from_pretrained directory or a reachable hub id"

@@ -152,6 +152,7 @@ def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple
             drafter.set_draft_vocabulary(vocabulary)
         drafter.bind(target)
     drafter.load_state_dict(given.state_dict())
+    drafter.files = given.files
     return drafter, vocabulary
 
 

@@ -22,6 +22,7 @@ from specdraft.drafters.redrafter import ReDrafter
 from specdraft.drafters.token_recycling import TokenRecycling
 from specdraft.targets import Target
 from tests.decoding.counting import CountedDispatches, CountedSyncs
+from tests.drafters.tli.drafts import translating
 from tests.fakes import random_prompts, tiny_llama
 
 PER_LAYER = 60
@@ -47,6 +48,7 @@ DRAFTERS = {
     "domino": lambda target: Domino.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=1),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
+    "tli_draft": translating,
     "early_exit": lambda target: EarlyExit(),
     "ensemble": lambda target: Ensemble([Medusa.for_target(target), TokenRecycling(), EarlyExit()]),
     "jacobi": lambda target: Jacobi(),

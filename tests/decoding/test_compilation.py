@@ -18,6 +18,7 @@ from specdraft.drafters.redrafter import ReDrafter
 from specdraft.errors import UserError
 from specdraft.onednn import packed
 from specdraft.targets import Target
+from tests.drafters.tli.drafts import translating
 from tests.fakes import random_prompts, tiny_llama
 
 DRAFTERS = {
@@ -33,6 +34,7 @@ DRAFTERS = {
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
     "lookahead": lambda target: Lookahead(3, 3, 2),
+    "tli_draft": translating,
 }
 
 

@@ -5,6 +5,8 @@ came before, every token is a draw from a distribution that is known exactly, so
 have known expectations and covariances. Loops that are wrong in one place must be rejected by both.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy import stats
@@ -32,9 +34,11 @@ from specdraft.drafters.token_recycling import TokenRecycling
 from specdraft.targets import Target
 from tests.chance import REJECTED, goodness_of_fit, plain_probabilities
 from tests.decoding.trees import shared_out
+from tests.drafters.tli.drafts import translating
 from tests.fakes import TargetAsDraft, random_prompts, tiny_llama
 
 V, LENGTH = 6, 64
+SHARP = {"initializer_range": 0.5}  # of a draft
 PROMPT = [1, 4, 2]
 
 
@@ -179,6 +183,29 @@ def test_two_tokens_with_tokens_that_ride_along(target, monkeypatch):
 def test_whole_texts_with_all_tokens_from_one_pass(target, shape, batch_size):
     draft = Pard.for_target(target, copy_layers=1, mask_token=5, num_drafts=3)
     assert texts_fit(target, draft, Sampling(1.2, top_p=0.95), shape=shape, batch_size=batch_size) > REJECTED
+
+
+@pytest.mark.parametrize(("shape", "batch_size"), [(3, 5), (TREES[0], 5), (TREES[2], 4)], ids=str)
+def test_whole_texts_with_another_tokenizer(target, shape, batch_size):
+    """A draft that knows four of six tokens, and is often sure of the wrong one."""
+    draft = translating(target, 20, **SHARP)
+    assert len(draft.shared.draft_ids) == 4
+    assert texts_fit(target, draft, Sampling(1.2, top_p=0.95), shape=shape, batch_size=batch_size) > REJECTED
+
+
+def q_of_the_next_token(trees, p, uniform):
+    return rules.rejection_sampling(replace(trees, q=trees.q.roll(1, -1)), p, uniform)
+
+
+def q_that_is_not_renormalised(trees, p, uniform):
+    """As if tokens that are not shared had kept their part."""
+    return rules.rejection_sampling(replace(trees, q=trees.q * 0.6), p, uniform)
+
+
+@pytest.mark.parametrize("fault", [q_of_the_next_token, q_that_is_not_renormalised])
+def test_whole_texts_with_another_tokenizer_reject_wrong_maps(target, fault):
+    draft = translating(target, 20, **SHARP)
+    assert texts_fit(target, draft, Sampling(1.0), fault, batch_size=6) < REJECTED / 100
 
 
 @pytest.mark.parametrize(("shape", "batch_size"), [(3, 1), (TREES[0], 5), (TREES[2], 4)], ids=str)

@@ -14,6 +14,7 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.drafters.redrafter import ReDrafter
+from specdraft.drafters.tli import TliDraft
 from specdraft.export.vllm import VLLM
 
 
@@ -53,7 +54,7 @@ def test_features_are_left_alone_unless_a_drafter_says_otherwise():
 
 def test_families_are_called_by_the_word_of_the_command_line():
     served = {Eagle: "eagle", Eagle3: "eagle3", PEagle: "p_eagle", MTP: "mtp", Medusa: "medusa", DFlash: "dflash"}
-    served |= {DraftModel: "draft_model", Pard: "pard", DSpark: "dspark"}
+    served |= {DraftModel: "draft_model", Pard: "pard", DSpark: "dspark", TliDraft: "tli_draft"}
     others = {Hydra: "hydra", Domino: "domino", PromptLookup: "prompt_lookup", ReDrafter: "redrafter"}
     assert all(kind.family == name for kind, name in (served | others).items())
     assert set(VLLM.families) == set(served.values())

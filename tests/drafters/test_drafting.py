@@ -26,6 +26,7 @@ from specdraft.drafters.redrafter import ReDrafter
 from specdraft.drafters.suffix import Suffix
 from specdraft.targets import Features, Target
 from tests.drafters.conversations import LENGTHS, Conversations
+from tests.drafters.tli.drafts import translating
 from tests.fakes import random_prompts, tiny_llama, transformers_greedy
 from tests.families import FAMILIES, V
 
@@ -48,6 +49,7 @@ KINDS = {
     "draft_model": lambda target: DraftModel.for_target(target, copy_layers=2),
     "draft_model, windows": lambda target: DraftModel.for_target(target, copy_layers=2),
     "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=4),
+    "tli_draft": translating,
     "prompt_lookup": lambda target: PromptLookup(),
     "suffix": lambda target: Suffix(max_cached_requests=0),  # what requests know of each other is tested with it
 }

@@ -18,6 +18,7 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
 from specdraft.targets.batch import Batch
+from tests.drafters.tli.drafts import translating
 
 
 def adapted(target):
@@ -47,6 +48,7 @@ FAMILIES = {
     "draft, checkpointed": lambda target: DraftModel.for_target(target, copy_layers=2, activation_checkpointing=True),
     "draft, lora": adapted,
     "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=4),
+    "tli_draft": translating,
 }
 
 

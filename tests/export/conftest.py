@@ -15,7 +15,9 @@ from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
+from specdraft.drafters.tli.tli_draft import SERVED
 from specdraft.targets import Target
+from tests.drafters.tli.drafts import translating
 
 VOCABULARY = torch.arange(1, 97, 3)
 
@@ -73,6 +75,10 @@ def make_drafter(target):
     kinds |= {"dflash": DFlash, "dspark": DSpark, "draft_model": DraftModel, "pard": Pard, "redrafter": ReDrafter}
 
     def make(family: str, **options: Any) -> Drafter:
+        if family == "tli_draft":
+            draft = randomized(translating(target, **options))
+            draft.files = {SERVED + name: b"{}" for name in ("tokenizer.json", "tokenizer_config.json")}
+            return draft
         vocabulary = VOCABULARY if family in ("eagle3", "p_eagle", "dflash", "dspark") else None
         return randomized(kinds[family].for_target(target, **{"draft_vocabulary": vocabulary} | options))
 

@@ -12,6 +12,7 @@ from specdraft.drafters.hydra import Hydra
 from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.eagle3 import OPTIONS
+from specdraft.export.engine import SAMPLED
 from specdraft.export.layout import TITLES
 from specdraft.export.recurrent_drafting import RecurrentDrafting
 from specdraft.export.sglang import SGLang
@@ -22,7 +23,7 @@ from specdraft.export.vllm import VLLM
 
 WEIGHTS = {"medusa": "medusa_lm_head.safetensors"}
 SERVED = {
-    VLLM: {"eagle3", "eagle", "p_eagle", "mtp", "medusa", "dflash", "dspark", "draft_model", "pard"},
+    VLLM: {"eagle3", "eagle", "p_eagle", "mtp", "medusa", "dflash", "dspark", "draft_model", "pard", "tli_draft"},
     SGLang: {"eagle3", "eagle", "draft_model"},
     TensorRTLLM: {"eagle3", "medusa", "draft_model"},
     Transformers: {"draft_model"},
@@ -50,7 +51,8 @@ def exported(make_drafter, save):
         drafter = make_drafter(family, **options)
         directory = export(save(drafter, about), engine)
         weights = WEIGHTS.get(family, "model.safetensors")
-        assert {file.name for file in directory.iterdir()} == {"README.md", "config.json", weights}
+        others = {"tokenizer.json", "tokenizer_config.json"} if family == "tli_draft" else set()
+        assert {file.name for file in directory.iterdir()} == {"README.md", "config.json", weights} | others
         config = json.loads((directory / "config.json").read_text())
         return drafter, config, load_file(directory / weights), (directory / "README.md").read_text()
 
@@ -298,6 +300,22 @@ def test_a_pard_draft_is_a_draft_model_and_its_mask(exported, tmp_path):
     assert "| mask token | 7 |" in card and "| tokens drafted at once | 3 |" in card
 
 
+def test_a_draft_with_another_tokenizer_brings_its_own_vocabulary(exported, tmp_path):
+    draft, config, tensors, card = exported(VLLM(), "tli_draft", draft_vocab_size=90)
+    assert config["vocab_size"] == 90 and tensors["model.embed_tokens.weight"].shape == (90, 32)
+    assert f"| tokens shared with the target | {len(draft.shared.draft_ids)} of 97 |" in card
+    assert (tmp_path / "run" / "export-vllm" / "tokenizer.json").read_bytes() == b"{}"
+    exported(VLLM(), "tli_draft")  # in the place of the one before
+    assert VLLM.flags("tli_draft", "DIR", 4, SAMPLED) is None
+
+
+def test_a_draft_without_the_tokenizer_that_an_engine_reads_is_refused(make_drafter, save):
+    draft = make_drafter("tli_draft")
+    draft.files = {"tokenizer.json": b"{}"}
+    with pytest.raises(UserError, match=r"no files of it: expected served_tokenizer.json in it"):
+        export(save(draft), VLLM())
+
+
 def test_a_draft_model_in_the_words_of_earlier_releases(exported):
     """Engines built on transformers 4 know no ``rope_parameters`` and would rotate by 10,000."""
     _, config, tensors, _ = exported(VLLM(dtype="bfloat16"), "draft_model")
@@ -401,6 +419,8 @@ COMMANDS = {
     (VLLM, "p_eagle"): '{"method": "eagle3", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": true}',
     (VLLM, "mtp"): '{"method": "mtp", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "pard"): '{"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4, "parallel_drafting": true}',
+    (VLLM, "tli_draft"): '{"method": "draft_model", "model": "DIR", "num_speculative_tokens": 4, '
+    '"use_heterogeneous_vocab": true}',
     (VLLM, "dflash"): '{"method": "dflash", "model": "DIR", "num_speculative_tokens": 4}',
     (VLLM, "dspark"): '{"method": "dspark", "model": "DIR", "num_speculative_tokens": 4}',
     (SGLang, "eagle3"): "--speculative-algorithm EAGLE3 --speculative-draft-model-path DIR --speculative-num-steps 4 "

@@ -39,6 +39,7 @@ def full_precision_drafter(strategy: Strategy, drafter: Drafter, target: Target)
         return drafter.served()
     copy = type(drafter)(**drafter.config())
     copy.load_state_dict(full_state(drafter))
+    copy.files = drafter.files
     quantize(copy, drafter.quantization)
     copy.bind(target)
     return copy.to(strategy.root_device).served()
