@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdraft.decoding.compilation import is_active
 from specdraft.decoding.interfaces import Drafting
 from specdraft.decoding.passes import Riders, Texts
 from specdraft.decoding.sampling import Chance, Sampling
@@ -128,8 +129,8 @@ class LookaheadDrafting(Drafting):
             raise UserError(f"a tree cannot be measured for lookahead, which learns as it decodes: expected {mend}")
         depth = self.drafter.depth(shape)
         found = [merged(state.guesses(), depth) for state in self._requests(len(texts.lengths))]
-        # As many nodes as whole guesses have: each width of a pass is compiled, and there are few.
-        nodes = depth * max(1, *(-(-len(tokens) // depth) for tokens, _ in found))
+        # Each width of a pass is compiled by itself: then every draft is as wide as the widest.
+        nodes = self.drafter.guesses * depth if is_active() else max(1, *(len(tokens) for tokens, _ in found))
         table = []
         for tokens, parents in found:
             missing = nodes - len(tokens)

@@ -114,7 +114,7 @@ def test_a_round_waits_once_and_dispatches_as_much_for_more_requests(pair, shape
 
 @torch.inference_mode()
 def test_tokens_that_ride_along_cost_as_many_dispatches_for_more_requests():
-    """And two waits more, one to read what was said and one each to write the drafts and the riders."""
+    """And three waits more: to read what was said, to write the drafts, and to write the riders."""
     dispatches = {}
     for requests in (2, 24):
         batch = begun(Decoder(Target.from_model(tiny_llama()), Lookahead(), 5), requests)
