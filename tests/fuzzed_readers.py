@@ -29,6 +29,7 @@ from specdraft.targets import Target
 from specdraft.text import fingerprint
 from specdraft.training.planning.meta_target import MetaTarget, target_config
 from tests.data.store.conftest import Making, packed
+from tests.drafters.tli.drafts import translating
 from tests.fakes import tiny_llama
 from tests.fuzzing import Reader
 
@@ -100,7 +101,9 @@ def readers(folder: Path) -> list[Reader]:
         "eagle": Eagle.for_target(target),
         "eagle3": Eagle3.for_target(target, VOCABULARY, fc_norm=True),
         "draft": DraftModel.for_target(target, copy_layers=2),
+        "tli": translating(target),
     }
+    heads["tli"].files = {"tokenizer.json": b"{}"}
     for name, head in heads.items():
         found.append(Reader(f"drafter-{name}", checkpoint(f"drafter-{name}", head), lambda place: load_drafter(place)))
 

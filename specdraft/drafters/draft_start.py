@@ -124,15 +124,22 @@ def _sibling(
     return sibling
 
 
-def has_other_tokens(target: Target, name: str | None, revision: str | None, shape: Mapping[str, Any] | None) -> bool:
-    """Whether start=checkpoint names a model with another tokenizer than the target's, or with more or fewer ids. A
-    plan knows the ids alone. Raises UserError for a model that is not named or not found."""
-    if target.device.type != "meta":
-        if target.tokenizer is None:
-            return False
-        if loading.load_tokenizer(_named(name), revision).get_vocab() != target.tokenizer.get_vocab():
-            return True
-    return sibling_size(target, name, revision, shape) != target.vocab_size
+def has_other_tokens(
+    target: Target,
+    start: str = "layers",
+    checkpoint: str | None = None,
+    revision: str | None = None,
+    shape: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> bool:
+    """Whether options of ``for_target`` name a checkpoint with another tokenizer than the target's, or with more or
+    fewer ids. A plan knows the ids alone. Raises UserError for a model that is not named or not found."""
+    ours, planned = target.tokenizer, target.device.type == "meta"
+    if start != "checkpoint" or (ours is None and not planned):
+        return False
+    if ours is not None and loading.load_tokenizer(_named(checkpoint), revision).get_vocab() != ours.get_vocab():
+        return True
+    return sibling_size(target, checkpoint, revision, shape) != target.vocab_size
 
 
 def sibling_size(target: Target, name: str | None, revision: str | None, shape: Mapping[str, Any] | None) -> int:

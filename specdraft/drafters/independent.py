@@ -1,7 +1,6 @@
 """An independent draft as ``conf/model/draft.yaml`` describes it: of one token a pass or of all of them, and
 of whatever tokenizer."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -27,19 +26,8 @@ def for_target(
     ``parallel`` a ``Pard``, which the options between are of; the others are those of ``DraftModel.for_target``. Raises
     UserError as these do."""
     if not parallel:
-        kind = TliDraft if _has_other_tokens(target, **options) else DraftModel
+        kind = TliDraft if has_other_tokens(target, **options) else DraftModel
         return kind.for_target(target, draft_vocabulary, **options)
     of_masks: dict[str, Any] = {"mask_token": mask_token, "num_drafts": num_drafts}
     of_masks |= {"step_decay": step_decay, "sample_positions": sample_positions}
     return Pard.for_target(target, draft_vocabulary, **of_masks, **options)
-
-
-def _has_other_tokens(
-    target: Target,
-    start: str = "layers",
-    checkpoint: str | None = None,
-    revision: str | None = None,
-    shape: Mapping[str, Any] | None = None,
-    **_: Any,
-) -> bool:
-    return start == "checkpoint" and has_other_tokens(target, checkpoint, revision, shape)

@@ -116,7 +116,7 @@ def test_a_drafter_that_needs_no_checkpoint(run, run_directory, capsys):
     assert "checkpoint= and drafter= both say what to evaluate" in both
     alone = fails(run, capsys, "target.name=x", "drafter=suffix", "drafter@retrieval=suffix")
     assert "expected checkpoint=PATH with it" in alone
-    known = "early_exit, jacobi, lookahead, ngram_cache, none, prompt_lookup, suffix, token_recycling"
+    known = "early_exit, jacobi, lookahead, ngram_cache, none, prompt_lookup, slem, suffix, token_recycling"
     assert f"expected one of {known}" in fails(run, capsys, "drafter=sufix")
     assert "a group is set to null" in fails(run, capsys, "drafter=null")
     assert "max_tree_depth=1: expected at least 2" in fails(run, capsys, "drafter=suffix", "drafter.max_tree_depth=1")

@@ -446,6 +446,7 @@ def test_the_card_says_how_to_serve(exported, identity, tmp_path, engine, family
     assert identity["name"] in card and identity["config_hash"] in card and "Not measured" in card
     assert "| training data | python-stdlib, answered by the target at temperature 0, 1 |" in card
     assert ("never run in it" in card) is (engine is TensorRTLLM or family == "dspark")
+    assert ("takes no samples of a draft" in card) is (family == "tli_draft")
     assert ("vLLM drafts no trees" in card) is (family == "medusa" and engine is VLLM)
 
 

@@ -21,7 +21,8 @@ from comparison import Run, decode, differences, rate_difference, table
 from engine import MAX_NEW_TOKENS, Engine, add_arguments, held_out_prompts
 from mimo import mimo
 from saturating import multiplies_exactly, saturate
-from short import LEAST_ACCEPTANCE_LENGTH, MIMO, QUANTIZED, SHORT, SPECULATORS, source, trained
+from short import LEAST_ACCEPTANCE_LENGTH, MIMO, QUANTIZED, SHORT, SPECULATORS, STRANGERS, source, trained
+from stranger import stranger
 
 from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.decoding.decoder import Decoder
@@ -68,7 +69,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--head", help="a checkpoint or run directory; without it short drafters are trained, once")
-    names = [*SHORT, *QUANTIZED, *SPECULATORS]
+    names = [*SHORT, *QUANTIZED, *SPECULATORS, *STRANGERS]
     usual = [*SHORT, next(iter(QUANTIZED)), next(iter(SPECULATORS))]  # one of each way of writing them
     parser.add_argument("--models", nargs="+", choices=names, default=usual, help="which to train and compare")
     add_arguments(parser, "parity")
@@ -86,10 +87,11 @@ def main() -> None:
         checkpoints = {"the head": find(options.head)}
     else:
         targets = {name: str(mimo(engine.work / "mimo")) for name in MIMO if name in options.models}
+        starts = {name: str(stranger(engine.work / "stranger")) for name in STRANGERS if name in options.models}
         with ThreadPoolExecutor(available_cores()) as pool:  # the first lets the target answer, and all read it
             sources = {name: source(name)[0] for name in options.models}
             needed = list(dict.fromkeys(sources.values()))
-            runs = pool.map(lambda name: trained(name, engine.work, targets.get(name)), needed)
+            runs = pool.map(lambda name: trained(name, engine.work, targets.get(name), starts.get(name)), needed)
             found = dict(zip(needed, runs, strict=True))
             checkpoints = {name: found[trained_as] for name, trained_as in sources.items()}
     print(f"training {time.perf_counter() - started:.0f} s")

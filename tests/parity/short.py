@@ -32,6 +32,7 @@ LEAST_ACCEPTANCE_LENGTH = {
     "dflash": 1.25,
     "draft_model": 1.5,
     "pard": 1.3,
+    "tli_draft": 1.3,
 }
 
 
@@ -100,6 +101,8 @@ SHORT = {
 
 # For the embedded target as a MiMo (``mimo.py``), whose own layer they begin as.
 MIMO = ("mtp-mimo",)
+# With another tokenizer than the target's (``stranger.py``); compared when it is asked for by name.
+STRANGERS = {"tli_draft": Short("draft", 100, ("start=checkpoint",))}
 # What is quantized after its training: the short drafter, and the scheme.
 QUANTIZED = {
     "eagle3_int8": ("eagle3", "int8"),
@@ -114,15 +117,18 @@ def source(name: str) -> tuple[str, str | None]:
     return QUANTIZED.get(name, (SPECULATORS.get(name, name), None))
 
 
-def trained(name: str, work: Path, target: str | None = None) -> Path:
-    """The checkpoint of the short drafter ``name``, trained by one core if it is not in ``work`` yet."""
+def trained(name: str, work: Path, target: str | None = None, start: str | None = None) -> Path:
+    """The checkpoint of the short drafter ``name``, trained by one core if it is not in ``work`` yet. start: what it
+    begins as, for those of ``STRANGERS``."""
     run, log = work / name, work / f"{name}.log"
     try:
         return find(run)
     except UserError:
         print(f"training a short {name}, see {log}", flush=True)
         shutil.rmtree(run, ignore_errors=True)
-        command(["train.py", *SHORT[name].overrides(target), f"hydra.run.dir={run}"], log, f"training a short {name}")
+        overrides = (SHORT | STRANGERS)[name].overrides(target)
+        overrides += [] if start is None else [f"model.drafter.checkpoint={start}"]
+        command(["train.py", *overrides, f"hydra.run.dir={run}"], log, f"training a short {name}")
         return find(run)
 
 

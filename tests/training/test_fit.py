@@ -6,10 +6,12 @@ from omegaconf import OmegaConf
 
 from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.eagle import Eagle3
+from specdraft.drafters.independent import for_target
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.training.callbacks.samples import SampleTables
 from specdraft.training.fit import build_callbacks, build_drafter, copy_best_from_resumed
+from tests.drafters.tli.two_tokenizers import code_target, save_prose_model
 from tests.fakes import tiny_llama
 
 
@@ -77,3 +79,17 @@ def test_a_head_is_not_trained_on_as_what_it_is_not(trained_on, option):
     with pytest.raises(UserError, match=message):
         trained_on(**option)
     assert trained_on(**{name: found})[2].config()[name] == found
+
+
+def test_a_draft_with_another_tokenizer_is_trained_on_with_all_that_belongs_to_it(tmp_path):
+    target, origin = code_target(), save_prose_model(tmp_path / "origin")
+    draft = for_target(target, start="checkpoint", checkpoint=origin)
+    with torch.no_grad():
+        draft.language_model.norm.weight.add_(1)
+    checkpoint = save_drafter(draft, tmp_path / "drafter", target.identity, {})
+    made = {"_target_": "specdraft.drafters.independent.for_target", "start": "checkpoint", "checkpoint": origin}
+    config = OmegaConf.create({"model": {"drafter": made | {"divergence": "jsd"}}, "init": str(checkpoint)})
+    again, _ = build_drafter(config, target, None)
+    assert again.config() == draft.config() | {"divergence": "jsd"} and dict(again.files) == dict(draft.files)
+    assert torch.equal(again.language_model.norm.weight, draft.language_model.norm.weight)
+    assert torch.equal(again.shared.to_draft, draft.shared.to_draft)

@@ -2,6 +2,7 @@
 
 V / Vs = vocabulary of the target / what is shared, H = the draft's hidden size."""
 
+import warnings
 from typing import Any, Self
 
 from torch import Tensor
@@ -59,6 +60,8 @@ class TliDraft(DraftModel):
         draft = super().for_target(target, draft_vocabulary, *start, **options)
         if not planned:
             draft.shared.share(tokens)
+            found = f"the tokenizer of {checkpoint!r} shares {common} of the target's {target.vocab_size} tokens"
+            warnings.warn(f"{found}: the draft proposes those alone, and reads others as unknown", stacklevel=2)
             served = served_tokenizer(tokens, target.tokenizer, size)
             draft.files = {**tokenizer_files(tokenizer), **{SERVED + name: file for name, file in served.items()}}
         return draft

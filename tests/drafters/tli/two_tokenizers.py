@@ -1,7 +1,7 @@
 """Tokenizers that learned from different texts, and models that speak with them."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import transformers
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -39,6 +39,13 @@ def sentence_piece(text: Iterable[str], size: int):
     content["added_tokens"] = content["added_tokens"][:1]  # bytes are of the model's own vocabulary
     words = Tokenizer.from_str(json.dumps(content))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+
+
+def characters_alone(characters: Sequence[str], order: Sequence[int] | None = None):
+    """A tokenizer of these characters, as a byte-level one spells them, with their ids in this order."""
+    words = Tokenizer(BPE(dict(zip(characters, order or range(len(characters)), strict=True)), []))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words)
 
 
 def code_target(**options) -> Target:
