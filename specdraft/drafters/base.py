@@ -43,6 +43,9 @@ class Drafter(nn.Module, ABC):
     rates_hold: ClassVar[bool] = True
     """Whether what is accepted of one draft tells of drafts of other lengths: what the cost model predicts from."""
 
+    reads_text_alone: bool = False
+    """Whether it drafts from tokens alone, and asks nothing else of the target: what engines let a proposer do."""
+
     quantizable: ClassVar[bool] = False
     """Whether engines read quantized weights of such a drafter."""
 

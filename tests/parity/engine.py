@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class Engine:
         self, target: Target, prompts: Sequence[Sequence[int]], runs: Sequence[Mapping[str, Any]]
     ) -> dict[str, Run]:
         """What it did with the prompts' token ids, alone ("plain") and in each of ``runs``: a ``name``, the ``flags``
-        of its speculative configuration as JSON, perhaps ``overrides`` of the target's, perhaps a ``temperature``."""
+        of its speculative configuration as JSON, perhaps ``overrides`` of the target's, ``additional`` configuration,
+        ``max_num_seqs``, a ``temperature``."""
         request = {
             "target": location(target.identity.name),
             "revision": target.identity.revision,
@@ -57,7 +59,8 @@ class Engine:
         answer_file.unlink(missing_ok=True)
         # -P: without it the script's folder could shadow the engine's packages.
         script = [str(HERE / "vllm_side.py"), str(request_file), str(answer_file)]
-        subprocess.run([str(self.python), "-P", "-W", "ignore", *script], check=True)
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        subprocess.run([str(self.python), "-P", "-W", "ignore", *script], env=environment, check=True)
         return {name: Run(**run) for name, run in json.loads(answer_file.read_text()).items()}
 
 

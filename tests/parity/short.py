@@ -13,6 +13,7 @@ from specdraft.drafters.checkpoint import find
 from specdraft.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
+TARGET = "embedded://tiny"
 TRAINING = (
     "trainer.accelerator=cpu",
     "data.limit=160",  # the same for all, so that the target answers once
