@@ -32,10 +32,11 @@ class Kind:
 
 PROPOSED = {
     "suffix": Kind(ProposerSettings(drafter=SUFFIX), 1.5),
-    "suffix_else_ngram": Kind(ProposerSettings(drafter=NGRAM, retrieval=SUFFIX), 1.5),
     "suffix_else_draft": Kind(ProposerSettings(retrieval=SUFFIX), 1.5, "draft"),
     "adaptive_draft": Kind(ProposerSettings(stop=ENTROPY), 1.5, "draft", remembers=False),
+    "suffix_else_ngram": Kind(ProposerSettings(drafter=NGRAM, retrieval=SUFFIX), 1.5),
 }
+USUAL = ("suffix", "suffix_else_draft", "adaptive_draft")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch
 from comparison import Run, decode, differences, rate_difference, table
 from engine import MAX_NEW_TOKENS, Engine, add_arguments, held_out_prompts
 from mimo import mimo
-from proposed import PROPOSED, Proposed
+from proposed import PROPOSED, USUAL, Proposed
 from saturating import multiplies_exactly, saturate
 from short import LEAST_ACCEPTANCE_LENGTH, MIMO, QUANTIZED, SHORT, SPECULATORS, TARGET, source, trained
 
@@ -84,7 +84,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--head", help="a checkpoint or run directory; without it short drafters are trained, once")
     names = [*SHORT, *QUANTIZED, *SPECULATORS, *PROPOSED]
     # One of each way of writing them, and what needs no training of its own.
-    usual = [*SHORT, next(iter(QUANTIZED)), next(iter(SPECULATORS)), *PROPOSED]
+    usual = [*SHORT, next(iter(QUANTIZED)), next(iter(SPECULATORS)), *USUAL]
     parser.add_argument("--models", nargs="+", choices=names, default=usual, help="which to train and compare")
     add_arguments(parser, "parity")
     return parser.parse_args()
