@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference version-files mutants lint format docs parity parity-features parity-answers parity-speculators parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference version-files mutants lint format docs parity parity-features parity-answers parity-speculators parity-suffix parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +119,16 @@ $(PARITY_VENV)/.installed: requirements/parity.lock
 
 parity: $(INSTALLED) $(PARITY_VENV)/.installed ## the exported head in the real vLLM: same tokens, exactly our counts; HEAD=PATH takes a checkpoint
 	$(RUN) tests/parity/run.py $(if $(HEAD),--head $(HEAD)) $(ARGS)
+
+# vLLM's own suffix decoding needs arctic-inference, whose source is compiled against the environment's torch.
+ARCTIC := build/arctic-inference-0.1.1
+ARCTIC_TOOLS := $(CURDIR)/build/arctic-tools
+$(ARCTIC)/arctic_inference: | $(PARITY_VENV)/.installed
+	@$(PARITY_PIP) --target $(ARCTIC_TOOLS) cmake ninja nanobind==2.9.2 grpcio-tools protobuf==5.29.5 grpcio
+	@PATH="$(ARCTIC_TOOLS)/bin:$$PATH" PYTHONPATH=$(ARCTIC_TOOLS) $(PARITY_PIP) --no-build-isolation --target $(ARCTIC) arctic-inference==0.1.1
+
+parity-suffix: $(INSTALLED) $(ARCTIC)/arctic_inference ## suffix decoding by our proposer beside vLLM's own
+	$(RUN) tests/parity/own_suffix.py --packages $(ARCTIC) $(ARGS)
 
 parity-speculators: $(INSTALLED) $(PARITY_VENV)/.installed $(PEERS_VENV)/.installed ## a head of speculators: imported, counted in vLLM, trained on
 	$(RUN) tests/parity/peer.py $(ARGS)

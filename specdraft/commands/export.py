@@ -1,6 +1,8 @@
 """Write a trained drafter as a serving engine loads it: ``python export engine=vllm checkpoint=PATH``."""
 
-from omegaconf import DictConfig
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
 
 from specdraft.entry import CONF, build, entry_point
 from specdraft.errors import UserError
@@ -17,12 +19,18 @@ def main(config: DictConfig) -> None:
     from specdraft.training.monitoring.silence_warnings import silence_warnings
 
     silence_warnings()
-    if config.checkpoint is None:
-        raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
+    shape = config.decoding.get("shape")
+    engine = build(config.engine)
     if config.hub is not None:
         hub.check_repository(config.hub)
-    engine = build(config.engine)
-    directory = export(config.checkpoint, engine, config.output, config.quantize, config.hub)
+    if config.drafter is not None or config.retrieval is not None or shape is not None:
+        if config.hub is not None:
+            raise UserError("a proposer is code of ours, not weights: expected hub= without drafter=, or leave hub out")
+        directory = _proposer(config)
+    elif config.checkpoint is None:
+        raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
+    else:
+        directory = export(config.checkpoint, engine, config.output, config.quantize, config.hub)
     usage = (directory / CARD).read_text(encoding="utf-8").partition("\n## Serving")[2].partition("\n## Acceptance")[0]
     print(f"export: {directory}\n\nServing{usage}", end="")
     if config.hub is not None:
@@ -31,6 +39,38 @@ def main(config: DictConfig) -> None:
         measured = about_these_weights(evaluation_of(source), config.quantize or trained.get("quantization"))
         address = hub.publish(directory, config.hub, engine.name, trained, measured, config.hub_private)
         print(f"\nhub: {address}")
+
+
+def _proposer(config: DictConfig) -> Path:
+    """For vLLM: what drafts from tokens alone, in its process."""
+    from specdraft.drafters.checkpoint import read_config
+    from specdraft.export.proposer import chain_rule, export_proposer
+    from specdraft.serving.settings import ProposerSettings
+
+    name = build(config.engine).name
+    if name != "vllm" or config.quantize is not None:
+        given = f"engine={name}" if name != "vllm" else f"quantize={config.quantize}"
+        asked = "drafter=, drafter@retrieval= and decoding/shape= make vLLM run code of ours"
+        raise UserError(f"{asked}, but {given} is given: expected engine=vllm without quantize=")
+    if (config.drafter is None) == (config.checkpoint is None):
+        raise UserError("a proposer drafts with checkpoint= or with drafter=: expected one of the two")
+    trained = {} if config.checkpoint is None else read_config(config.checkpoint)
+    target = config.target.name or trained.get("target", {}).get("name")
+    if target is None:
+        raise UserError("target= is missing: expected the target that vLLM is to serve, as target=llama-8b")
+    config.decoding.num_draft_tokens = k = int(
+        config.decoding.num_draft_tokens or trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
+    )
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    settings = ProposerSettings(
+        drafter=plain["drafter"],
+        checkpoint=plain["checkpoint"],
+        retrieval=plain["retrieval"],
+        retrieval_min_tokens=plain["retrieval_min_tokens"],
+        stop=chain_rule(plain["decoding"].get("shape")),
+    )
+    return export_proposer(settings, target, k, Path(plain["output"] or "export-vllm"))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ class Drafter(nn.Module, ABC):
     branches: bool = False
     """Whether its drafts have branches, even where the shape is a chain."""
 
+    reads_text_alone: bool = False
+    """Whether it drafts from tokens alone, and asks nothing else of the target: what engines let a proposer do."""
+
     quantizable: ClassVar[bool] = False
     """Whether engines read quantized weights of such a drafter."""
 

@@ -46,6 +46,7 @@ class DraftModel(Drafter):
 
     training_options = frozenset({"attn_implementation", "divergence", "on_policy", "activation_checkpointing"})
     reads_every_last = False
+    reads_text_alone = True
     quantizable = True
     shares_tokenizer: ClassVar[bool] = True
 

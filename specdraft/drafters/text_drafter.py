@@ -24,6 +24,8 @@ class TextDrafter(Drafter, ABC):
     """Proposes what follows from tokens alone. Its candidates are chosen, not drawn: q is none, and the verification
     rule accepts each with the probability that the target gives it."""
 
+    reads_text_alone = True
+
     @abstractmethod
     def start(self, prompt: list[int]) -> Any:
         """The state of a request with this prompt."""

@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("losses", "decoding"),
     ("targets",),
     ("drafters",),
-    ("data",),
+    ("data", "serving"),
     ("export",),
     ("evaluation",),
     ("training",),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from specdraft.drafters.draft_model import DraftModel
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -39,6 +41,22 @@ def test_overrides(run, make_checkpoint, tmp_path, capsys):
     assert "--speculative-algorithm EAGLE3" in card and "--dtype bfloat16" in card
 
 
+def test_what_needs_no_training(run, tmp_path, capsys):
+    run("drafter=suffix", "drafter.max_tree_depth=12", "target=tiny", "decoding.num_draft_tokens=7")
+    printed = capsys.readouterr().out
+    assert printed.startswith("export: export-vllm\n") and "vllm serve --config export-vllm/vllm.yaml" in printed
+    assert '"num_speculative_tokens": 7' in printed and '"max_tree_depth": 12' in printed
+    assert printed.endswith("of the others alone.\n")
+
+
+def test_a_draft_model_that_ends_early(run, target, save, tmp_path, capsys):
+    checkpoint = save(DraftModel.for_target(target))
+    run(f"checkpoint={checkpoint}", "drafter@retrieval=prompt_lookup", "decoding/shape=entropy_chain", "output=here")
+    printed = capsys.readouterr().out
+    assert "EntropyBound" in printed and "PromptLookup" in printed and '"num_speculative_tokens": 4' in printed
+    assert (tmp_path / "here" / "drafter" / "model.safetensors").is_file()
+
+
 def test_help(run, capsys):
     with pytest.raises(SystemExit) as status:
         run("--help")
@@ -58,6 +76,13 @@ def test_bad_input(run, make_checkpoint, tmp_path, capsys):
         (f"checkpoint={tmp_path / 'none'}",): "there is no drafter checkpoint",
         (f"checkpoint={damaged}",): "is damaged",
         (f"checkpoint={checkpoint}", "engine=ollama"): "unknown engine 'ollama'",
+        ("drafter=suffix",): "target= is missing",
+        ("drafter=suffix", "target=tiny", f"checkpoint={checkpoint}"): "expected one of the two",
+        ("drafter@retrieval=suffix", "target=tiny"): "expected one of the two",
+        ("drafter=suffix", "target=tiny", "engine=sglang"): "but engine=sglang is given",
+        ("drafter=suffix", "target=tiny", "quantize=int8"): "but quantize=int8 is given",
+        ("drafter=suffix", "target=tiny", "decoding/shape=dynamic_tree"): "vLLM verifies chains",
+        (f"checkpoint={checkpoint}", "decoding/shape=entropy_chain"): "eagle3 does not draft from tokens alone",
         (f"checkpoint={checkpoint}", "engine.dtype=int8"): "engine.dtype is 'int8'",
         (f"checkpoint={checkpoint}", "quantize=int5"): "quantize is 'int5'",
         (f"checkpoint={checkpoint}", "outptu=x"): "unknown config key 'outptu'",

@@ -43,13 +43,16 @@ class Run:
 
 
 def decode(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Run:
-    """Our half: the evaluator's own decoder and counts."""
+    """Our half: the evaluator's own decoder and counts. Rounds in which nothing was drafted are left out, as an engine
+    takes no notice of them."""
     counts = AcceptanceCounts(decoder.num_draft_tokens)
     generations = [
         decoder.generate(prompt, max_new_tokens, seed)
         for seed, prompt in enumerate(tqdm(prompts, "decoding", unit="prompt", disable=None))
     ]
     for generation in generations:
+        rounds = [both for both in zip(generation.drafted, generation.accepted, strict=True) if both[0]]
+        generation.drafted, generation.accepted = ([both[i] for both in rounds] for i in (0, 1))
         counts.add(generation)
     return Run(
         [generation.tokens for generation in generations],

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,10 +39,15 @@ class Engine:
         return cls(options.engine_python, options.work.resolve(), options.max_num_seqs)
 
     def answers(
-        self, target: Target, prompts: Sequence[Sequence[int]], runs: Sequence[Mapping[str, Any]]
+        self,
+        target: Target,
+        prompts: Sequence[Sequence[int]],
+        runs: Sequence[Mapping[str, Any]],
+        packages: Path | None = None,
     ) -> dict[str, Run]:
         """What it did with the prompts' token ids, alone ("plain") and in each of ``runs``: a ``name``, the ``flags``
-        of its speculative configuration as JSON, perhaps ``overrides`` of the target's, perhaps a ``temperature``."""
+        of its speculative configuration as JSON, perhaps ``overrides`` of the target's, ``additional`` configuration,
+        ``max_num_seqs``, a ``temperature``. packages: a folder with more of them for vLLM."""
         request = {
             "target": location(target.identity.name),
             "revision": target.identity.revision,
@@ -57,7 +63,10 @@ class Engine:
         answer_file.unlink(missing_ok=True)
         # -P: without it the script's folder could shadow the engine's packages.
         script = [str(HERE / "vllm_side.py"), str(request_file), str(answer_file)]
-        subprocess.run([str(self.python), "-P", "-W", "ignore", *script], check=True)
+        paths = [str(REPOSITORY), *([] if packages is None else [str(packages.resolve())])]
+        # No plugins: of what lies in the packages only what is asked for.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_PLUGINS": ""}
+        subprocess.run([str(self.python), "-P", "-W", "ignore", *script], env=environment, check=True)
         return {name: Run(**run) for name, run in json.loads(answer_file.read_text()).items()}
 
 

@@ -1,7 +1,8 @@
 """``make parity``: exported drafters in the real vLLM give the same tokens and exactly the same counts as our decoder.
 
 Trains short drafters on the embedded target unless ``--head`` names a checkpoint, exports them, decodes held-out
-prompts here and in vLLM (another environment, another process), and compares. Above temperature 0 it compares
+prompts here and in vLLM (another environment, another process), and compares; drafters that read tokens alone are run
+there by a proposer of ours. Above temperature 0 it compares
 acceptance lengths: vLLM's own greedy drafts and, with ``draft_sample_method``, sampled ones. Exits with 1 if anything
 differs. Quantized drafters multiply integers as this processor does (``saturating.py``).
 """
@@ -15,13 +16,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from comparison import Run, decode, differences, rate_difference, table
 from engine import MAX_NEW_TOKENS, Engine, add_arguments, held_out_prompts
 from mimo import mimo
+from proposed import PROPOSED, USUAL, Proposed
 from saturating import multiplies_exactly, saturate
-from short import LEAST_ACCEPTANCE_LENGTH, MIMO, QUANTIZED, SHORT, SPECULATORS, STRANGERS, source, trained
+from short import LEAST_ACCEPTANCE_LENGTH, MIMO, QUANTIZED, SHORT, SPECULATORS, STRANGERS, TARGET, source, trained
 from stranger import stranger
 
 from specdraft.data.tokenization.tokenize import available_cores
@@ -29,7 +32,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.checkpoint import check_target, find, load_drafter, read_config
+from specdraft.drafters.checkpoint import check_target, find, load_drafter
 from specdraft.errors import exit_on_user_error
 from specdraft.export import export
 from specdraft.export.engine import GREEDY, SAMPLED
@@ -42,35 +45,47 @@ WARM = 1.0  # the temperature at which rates are compared, of the first of the d
 
 @dataclass(frozen=True)
 class Exported:
-    """A drafter, its family, and its directory for vLLM."""
+    """A drafter, its family, its directory for vLLM, and the configuration of its checkpoint."""
 
     drafter: Drafter
     family: str
     directory: Path
+    config: dict[str, Any]
 
     @classmethod
-    def of(cls, name: str, checkpoint: Path, drafter: Drafter, work: Path) -> "Exported":
-        """Exports the checkpoint, which ``drafter`` was read from, under a name."""
+    def of(cls, name: str, checkpoint: Path, work: Path) -> "Exported":
+        """Exports the checkpoint under a name."""
+        drafter, config = load_drafter(checkpoint, source(name)[1])
         engine = (Speculators if name in SPECULATORS else VLLM)(dtype="float32")
         directory = export(checkpoint, engine, work / "exported" / name, drafter.quantization).resolve()
-        return cls(drafter, drafter.family, directory)
+        if drafter.quantization is not None and not multiplies_exactly():
+            saturate(drafter)
+            print(f"{name}: integer products saturate on this processor, in vLLM and so in our decoder here")
+        return cls(drafter, drafter.family, directory, config)
+
+    def shape(self, num_draft_tokens: int) -> StaticTree:
+        """Of its drafts."""
+        return StaticTree.chain(num_draft_tokens)
 
     @property
-    def overrides(self) -> dict[str, object]:
-        """What vLLM adds to the target's configuration."""
-        return VLLM.target_settings.get(self.family, {})
+    def least(self) -> float:
+        """The acceptance length above which equality says something."""
+        return LEAST_ACCEPTANCE_LENGTH[self.family]
 
-    def flags(self, num_draft_tokens: int, drafting: str = GREEDY) -> str | None:
+    def run(self, num_draft_tokens: int, drafting: str = GREEDY) -> dict[str, object] | None:
         """How vLLM is started with it; None if it does not draft so."""
-        return VLLM.flags(self.family, str(self.directory), num_draft_tokens, drafting)
+        flags = VLLM.flags(self.family, str(self.directory), num_draft_tokens, drafting)
+        overrides = VLLM.target_settings.get(self.family, {})
+        return None if flags is None else {"flags": flags, "overrides": overrides}
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--head", help="a checkpoint or run directory; without it short drafters are trained, once")
-    names = [*SHORT, *QUANTIZED, *SPECULATORS, *STRANGERS]
-    usual = [*SHORT, next(iter(QUANTIZED)), next(iter(SPECULATORS))]  # one of each way of writing them
+    names = [*SHORT, *QUANTIZED, *SPECULATORS, *STRANGERS, *PROPOSED]
+    # One of each way of writing them, and what needs no training of its own.
+    usual = [*SHORT, next(iter(QUANTIZED)), next(iter(SPECULATORS)), *USUAL]
     parser.add_argument("--models", nargs="+", choices=names, default=usual, help="which to train and compare")
     add_arguments(parser, "parity")
     return parser.parse_args()
@@ -83,50 +98,55 @@ def main() -> None:
     engine = Engine.of(options)
     torch.set_num_threads(1)
     started = time.perf_counter()
+    proposed = {} if options.head else {name: PROPOSED[name] for name in options.models if name in PROPOSED}
     if options.head:
         checkpoints = {"the head": find(options.head)}
     else:
         targets = {name: str(mimo(engine.work / "mimo")) for name in MIMO if name in options.models}
         starts = {name: str(stranger(engine.work / "stranger")) for name in STRANGERS if name in options.models}
+        sources = {name: source(name)[0] for name in options.models if name not in PROPOSED}
+        needed = list(dict.fromkeys([*sources.values(), *(kind.drafts for kind in proposed.values() if kind.drafts)]))
         with ThreadPoolExecutor(available_cores()) as pool:  # the first lets the target answer, and all read it
-            sources = {name: source(name)[0] for name in options.models}
-            needed = list(dict.fromkeys(sources.values()))
             runs = pool.map(lambda name: trained(name, engine.work, targets.get(name), starts.get(name)), needed)
             found = dict(zip(needed, runs, strict=True))
-            checkpoints = {name: found[trained_as] for name, trained_as in sources.items()}
+        checkpoints = {name: found[trained_as] for name, trained_as in sources.items()}
     print(f"training {time.perf_counter() - started:.0f} s")
-    groups: dict[str, dict[str, Path]] = {}  # by target
+    groups: dict[tuple[str, str | None], dict[str, Exported | Proposed]] = {}  # by target
     for name, checkpoint in checkpoints.items():
-        groups.setdefault(read_config(checkpoint)["target"]["name"], {})[name] = checkpoint
-    failed = [compare(group, engine, options, not index) for index, group in enumerate(groups.values())]
+        case = Exported.of(name, checkpoint, engine.work)
+        groups.setdefault((case.config["target"]["name"], case.config["target"]["revision"]), {})[name] = case
+    for name, kind in proposed.items():
+        drafts = found[kind.drafts] if kind.drafts else None
+        case = Proposed.of(name, drafts, TARGET, options.num_draft_tokens, engine.work)
+        groups.setdefault((TARGET, None), {})[name] = case
+    failed = [compare(*group, engine, options, not index) for index, group in enumerate(groups.items())]
     sys.exit(1 if any(failed) else 0)
 
 
-def compare(checkpoints: Mapping[str, Path], engine: Engine, options: argparse.Namespace, warms: bool) -> bool:
+def compare(
+    named: tuple[str, str | None],
+    cases: Mapping[str, Exported | Proposed],
+    engine: Engine,
+    options: argparse.Namespace,
+    warms: bool,
+) -> bool:
     """Decode with drafters of one target on both sides and print what was counted; whether anything differs. warms:
     with the first of them above temperature 0 too."""
-    cases = {}
-    for name, checkpoint in checkpoints.items():
-        drafter, config = load_drafter(checkpoint, source(name)[1])
-        cases[name] = Exported.of(name, checkpoint, drafter, engine.work)
-        if drafter.quantization is not None and not multiplies_exactly():
-            saturate(drafter)
-            print(f"{name}: integer products saturate on this processor, in vLLM and so in our decoder here")
-    named = config["target"]
-    target = Target.load(named["name"], named["revision"], dtype="float32", device="cpu")
-    check_target(config, target)
-    k = options.num_draft_tokens
+    target, k = Target.load(*named, dtype="float32", device="cpu"), options.num_draft_tokens
+    exported = {name: case for name, case in cases.items() if isinstance(case, Exported)}
+    for case in exported.values():
+        check_target(case.config, target)
     prompts = held_out_prompts(target, options.prompts, k)
     started = time.perf_counter()
-    warm = next((name for name, case in cases.items() if warms and case.flags(k, SAMPLED)), None)
+    warm = next((name for name, case in exported.items() if warms and case.run(k, SAMPLED)), None)
     shapes = {drafting: StaticTree.chain(k, sampled=drafting == SAMPLED) for drafting in (GREEDY, SAMPLED) if warm}
-    runs = [{"name": name, "flags": case.flags(k), "overrides": case.overrides} for name, case in cases.items()]
+    runs = [{"name": name, **(case.run(k) or {})} for name, case in cases.items()]
     if warm:
-        sampled = {"overrides": cases[warm].overrides, "temperature": WARM}
-        runs += [{"name": drafting, "flags": cases[warm].flags(k, drafting), **sampled} for drafting in shapes]
+        runs += [{"name": each, **(exported[warm].run(k, each) or {}), "temperature": WARM} for each in shapes]
     with ThreadPoolExecutor(1) as pool:  # vLLM beside our decoder, a core for each
         waiting = pool.submit(engine.answers, target, prompts, runs)
-        ours = {name: decode(Decoder(target, case.drafter, k), prompts, MAX_NEW_TOKENS) for name, case in cases.items()}
+        decoders = {name: Decoder(target, case.drafter, case.shape(k)) for name, case in cases.items()}
+        ours = {name: decode(decoder, prompts, MAX_NEW_TOKENS) for name, decoder in decoders.items()}
         warm_ours = {
             drafting: decode(Decoder(target, cases[warm].drafter, shape, Sampling(WARM)), prompts, MAX_NEW_TOKENS)
             for drafting, shape in shapes.items()
@@ -140,7 +160,7 @@ def compare(checkpoints: Mapping[str, Path], engine: Engine, options: argparse.N
     failed = False
     for name, run in ours.items():
         print(f"\n== {name} ==\n" + table(run, theirs["plain"], theirs[name]))
-        found = differences(run, theirs["plain"], theirs[name], LEAST_ACCEPTANCE_LENGTH[cases[name].family])
+        found = differences(run, theirs["plain"], theirs[name], cases[name].least)
         print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal: tokens and all counts")
         failed = failed or bool(found)
     return rates_differ(warm, warm_ours, theirs, bool(options.head)) or failed

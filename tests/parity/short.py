@@ -13,12 +13,13 @@ from specdraft.drafters.checkpoint import find
 from specdraft.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
+TARGET = "embedded://tiny"
 TRAINING = (
     "trainer.accelerator=cpu",
     "data.limit=160",  # the same for all, so that the target answers once
     "data.validation_limit=16",
     "live.every_n_steps=0",
-    "live.prompts=8",
+    "live.prompts=2",
     "evaluate=false",
     "export=null",
 )
@@ -57,22 +58,24 @@ class Short:
 
 
 PAPER = ("fc_norm=false", "norm_output=false", "ttt_steps=5", "step_decay=0.8")  # EAGLE-3 as it was published
-# Enough to be accepted in a minute or two of 2 cores; a better drafter would show nothing more. Together the variants
+FEW_STEPS = ("ttt_steps=3",)  # drafts are longer, and what they read at every step is the same
+# Enough to be accepted in a minute of 2 cores; a better drafter would show nothing more. Together the variants
 # have every option of EAGLE-3 that vLLM computes, in its Llama and its Qwen3 class. Windows are shorter than prompts.
 SHORT = {
-    "eagle3": Short("eagle3", 160, PAPER, 2048),
-    "eagle": Short("eagle", 120),
-    "medusa": Short("medusa", 100),
-    "draft": Short("draft", 100),
-    "dflash": Short("dflash", 160, ("num_layers=2", "block_size=6")),
-    "p_eagle": Short("p_eagle", 160),
-    "mtp": Short("mtp", 120),
+    "eagle3": Short("eagle3", 90, PAPER, 2048),
+    "eagle": Short("eagle", 70),
+    "medusa": Short("medusa", 60),
+    "draft": Short("draft", 50),
+    "dflash": Short("dflash", 110, ("num_layers=2", "block_size=6")),
+    "p_eagle": Short("p_eagle", 100),
+    "mtp": Short("mtp", 60),
     "mtp-mimo": Short("mtp", 120),
-    "pard": Short("draft", 160, ("parallel=true", "num_drafts=5")),
+    "pard": Short("draft", 80, ("parallel=true", "num_drafts=5")),
     "eagle3-llama": Short(
         "eagle3",
-        100,
+        60,
         (
+            *FEW_STEPS,
             "norm_before_fc=true",
             "norm_before_residual=true",
             "norm_output=true",
@@ -85,8 +88,9 @@ SHORT = {
     ),
     "eagle3-qwen3": Short(
         "eagle3",
-        100,
+        60,
         (
+            *FEW_STEPS,
             "qk_norm=true",
             "fc_norm=true",
             "num_layers=2",

@@ -8,6 +8,7 @@ import torch
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.eagle import Eagle3
+from specdraft.drafters.suffix import Suffix
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
 from tests.parity.comparison import Run, decode, differences, rate_difference, table
@@ -63,6 +64,17 @@ def test_our_half():
     assert ours.counts["rounds"] == sum(map(len, ours.drafted_per_round))
     assert ours.counts["accepted"] == sum(map(sum, ours.accepted_per_round))
     assert isinstance(ours.counts["accepted_per_position"], list) and len(ours.counts["accepted_per_position"]) == 3
+
+
+def test_rounds_without_a_draft_are_left_out_as_engines_do():
+    decoder = Decoder(Target.from_model(tiny_llama()), Suffix(), 3)
+    prompts = [[5, 6, 7], [7, 8, 9]]
+    all_rounds = [decoder.generate(prompt, 24).drafted for prompt in prompts]
+    decoder.drafter.forget()
+    ours = decode(decoder, prompts, 24)
+    assert ours.drafted_per_round == [[each for each in rounds if each] for rounds in all_rounds]
+    assert ours.drafted_per_round != all_rounds
+    assert ours.counts["rounds"] == sum(map(len, ours.accepted_per_round))
 
 
 def test_rates_above_temperature_0_are_compared_over_prompts():

@@ -1,4 +1,5 @@
-"""The engine's half of the parity check. Runs in an environment of its own, which holds vLLM and not specdraft.
+"""The engine's half of the parity check. Runs in an environment of its own, which holds vLLM and not specdraft; what
+vLLM loads of specdraft by name it finds on PYTHONPATH.
 
 ``python -P tests/parity/vllm_side.py request.json answer.json``: decodes the request's prompts without drafting, then
 with each of its runs (a speculative configuration, perhaps a temperature), and writes all as the fields of
@@ -70,12 +71,13 @@ def decode(name: str, request: dict[str, Any], run: dict[str, Any]) -> dict[str,
         dtype="float32",  # "auto" would round the target to bfloat16: other tokens, other counts
         enforce_eager=True,
         max_model_len=request["max_model_len"],
-        max_num_seqs=request["max_num_seqs"],
+        max_num_seqs=run.get("max_num_seqs", request["max_num_seqs"]),
         disable_log_stats=False,
         use_tqdm_on_load=False,
         per_request_spec_decode_metrics="detailed" if speculative else "none",
         seed=0,
         speculative_config=speculative,
+        additional_config=run.get("additional", {}),
     )
     loaded = time.perf_counter()
     # Both sides stop at the same ids: the request's, not those that vLLM would look up.

@@ -1,0 +1,1 @@
+"""Our drafters inside an engine's own process, where the engine hands over tokens and takes drafts."""
