@@ -13,6 +13,7 @@ COMMANDS = {
     "chat": ("chat", "talk to a target, each token in the color of its draft"),
     "export": ("export", "write a trained drafter as a serving engine loads it"),
     "bench": ("bench", "measure a served drafter in its engine, with and without drafts in turns"),
+    "forecast": ("forecast", "say what more data and training would bring, from short runs"),
     "doctor": ("doctor", "find why a served drafter is hardly ever accepted"),
     "regenerate": ("regenerate", "let the target answer the training prompts beforehand"),
     "store": ("store", "compute hidden states once, for many trainings"),

@@ -1,6 +1,7 @@
 """``specdraft doctor checkpoint=PATH [target.name=...]``; ``--help`` says more."""
 
 import sys
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -17,6 +18,8 @@ def main(config: DictConfig) -> None:
     from specdraft.data.prompts import usual_benchmark
     from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
     from specdraft.doctor.checks import is_checkpoint
+    from specdraft.doctor.drift import check_drift, find_report, sample
+    from specdraft.doctor.traffic import write_worst
     from specdraft.drafters.checkpoint import read_config
     from specdraft.evaluation import load_prompts
 
@@ -29,9 +32,20 @@ def main(config: DictConfig) -> None:
             raise UserError(f"{found}: expected target.name=... beside it")
         config.target.name, config.target.revision = recorded["target"]["name"], recorded["target"]["revision"]
     prompts = load_prompts(config.traffic or usual_benchmark(recorded), config.limit)
+    if config.traffic is None and (config.report or config.worst):
+        raise UserError("report= and worst= are about a traffic: expected traffic=PROMPTS.jsonl with them")
+    before = find_report(config.checkpoint, config.report)
     loaded = LoadedDrafter.load(config.checkpoint, build(config.target))
-    findings = run_checks(loaded, prompts, Serving(**config.serving), config.max_new_tokens)
+    serving = Serving(**config.serving)
+    findings = run_checks(loaded, prompts, serving, config.max_new_tokens)
+    traffic = []
+    if config.traffic is not None and "decoding" in findings:
+        traffic = sample(loaded, before, prompts, serving, config.max_new_tokens)
+        findings |= check_drift(loaded, before, serving, traffic)
     print(report(findings))
+    if config.worst and traffic:
+        settings = write_worst(traffic, config.worst_share, Path(config.worst))
+        print(f"\nworst requests: {config.worst}\n  specdraft train init={config.checkpoint} {settings}")
     if any(finding.level is Level.FAULT for finding in findings.values()):
         sys.exit(FAULTS)
 

@@ -13,6 +13,7 @@ Accepted tokens beyond the requested length or the end of text still count, as s
 sums: they add over prompts and ranks, and are divided once, at the end. A rate without a denominator is NaN."""
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -27,6 +28,17 @@ def _ratio(numerator: float, denominator: float) -> float:
 def acceptance_length(accepted: int, rounds: int) -> float:
     """Tau of so many rounds, in which so many drafted tokens were accepted; NaN without a round."""
     return 1.0 + _ratio(accepted, rounds)
+
+
+def acceptance_length_error(prompts: Sequence[tuple[int, int]]) -> float:
+    """Standard error of tau over prompts like these, of (accepted, rounds) each: that of a ratio of sums (Cochran,
+    Sampling Techniques, equation 6.13). NaN below two prompts and without a round."""
+    rounds = sum(each for _, each in prompts)
+    if len(prompts) < 2 or not rounds:
+        return math.nan
+    rate = sum(accepted for accepted, _ in prompts) / rounds
+    squares = sum((accepted - rate * each) ** 2 for accepted, each in prompts)
+    return math.sqrt(len(prompts) / (len(prompts) - 1) * squares) / rounds
 
 
 @dataclass

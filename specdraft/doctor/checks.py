@@ -16,6 +16,8 @@ from specdraft.export.layout import DTYPES
 from specdraft.files import embedded, read_json
 from specdraft.targets import Target
 
+DRAFT_TOKENS = 5  # where the checkpoint does not say
+
 
 class Level(StrEnum):
     """``OK``: nothing found. ``NOTE``: worth knowing. ``FAULT``: acceptance suffers, or will."""
@@ -44,6 +46,7 @@ class Serving:
     system_prompt: str | None = None
     max_model_len: int | None = None  # longest context in tokens
     dtype: str | None = None  # of the weights
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)

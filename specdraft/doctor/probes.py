@@ -14,7 +14,7 @@ from specdraft.data.prompts import Prompt, encode
 from specdraft.data.tokenization.chat import Example
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
-from specdraft.doctor.checks import Finding, LoadedDrafter, Serving, fault, note, ok
+from specdraft.doctor.checks import DRAFT_TOKENS, Finding, LoadedDrafter, Serving, fault, note, ok
 from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import bootstrap_interval
@@ -25,7 +25,6 @@ _CONFIDENCE = 0.99  # that another setting predicts better
 _WORSE = 0.85  # share of the expected acceptance below which a loss is a fault
 _COVERED = 0.9  # share of the answers' tokens that the draft vocabulary should hold
 _BATCH = 8  # prompts decoded side by side; so many are decoded with the drafter
-_DEPTH = 5  # draft tokens, where the checkpoint does not say
 
 
 def check_predictions(
@@ -170,7 +169,7 @@ def _undiminished(change: str, found: Tensor, own: Tensor, mend: str) -> Finding
 
 
 def _decoding(loaded: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Finding:
-    depth = loaded.recorded("decoding", "num_draft_tokens") or _DEPTH
+    depth = loaded.recorded("decoding", "num_draft_tokens") or DRAFT_TOKENS
     counts = AcceptanceCounts(depth)
     for generation in Decoder(loaded.target, loaded.drafter, depth).generate_batch(prompts, max_new_tokens, _BATCH):
         counts.add(generation)

@@ -7,6 +7,7 @@ at every temperature: a text that was cut otherwise than the target would is rej
 Both vocabularies are used whole, where token-level intersection (``tli/``) has what they share. But text is cut anew
 in every round, on the host, and drafts are made for one request after the other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,11 +73,12 @@ class Slem(TextDrafter):
         state.tokens += tokens
 
     @torch.inference_mode()
-    def propose(self, state: SlemState, length: int) -> list[int]:
+    def propose(self, state: SlemState, length: int, after: Sequence[int] = ()) -> list[int]:
         """What ``length`` tokens of the draft say, in the target's; nothing behind half a character, and where the
         draft's context ends."""
         assert self.target is not None
-        text = _decoded(self.target.tokenizer, state.tokens)
+        tokens = [*state.tokens, *after]
+        text = _decoded(self.target.tokenizer, tokens)
         ids = self.begins + self.tokenizer.encode(text, add_special_tokens=False)
         if not ids or text.endswith(_BROKEN) or len(ids) + length > self.model.max_length:
             return []
@@ -84,7 +86,7 @@ class Slem(TextDrafter):
         known = ids[-self.lookbehind :]
         before, after = _decoded(self.tokenizer, known), _decoded(self.tokenizer, known + drafted)
         said = after.removeprefix(before).partition(_BROKEN)[0] if after.startswith(before) else ""
-        return self._cut(state.tokens[-self.lookbehind :], said)[:length]
+        return self._cut(tokens[-self.lookbehind :], said)[:length]
 
     def _cut(self, before: list[int], said: str) -> list[int]:
         """Text in the target's tokens, as it is cut behind the tokens ``before``; alone, where that would cut these

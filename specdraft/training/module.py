@@ -176,7 +176,7 @@ class DrafterModule(LightningModule):
         step = self.trainer.global_step
         if step % log_interval(self.trainer) or step == self._logged_step:
             return
-        self._logged_step = step
+        steps, self._logged_step = step - self._logged_step, step
         counts = self._training.take(self.gather)
         if not counts:  # every step was left out
             return
@@ -184,6 +184,7 @@ class DrafterModule(LightningModule):
         seconds = self.stopwatch.lap()
         self.tokens, self.seconds = self.tokens + counts["tokens_total"], self.seconds + seconds
         rate = values["train/tokens_per_second"] = counts["tokens_total"] / seconds
+        values["train/tokens_per_step"] = counts["tokens_total"] / steps
         if self.flops_per_token is not None and self._peak_flops is not None:
             peak = self._peak_flops * self.trainer.world_size
             values["train/peak_flops_share"] = rate * self.flops_per_token / peak

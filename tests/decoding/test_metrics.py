@@ -3,9 +3,10 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from specdraft.decoding.metrics import AcceptanceCounts, acceptance_length
+from specdraft.decoding.metrics import AcceptanceCounts, acceptance_length, acceptance_length_error
 
 
 def generation(drafted, accepted):
@@ -54,3 +55,14 @@ def test_to_dict_uses_the_words():
     assert values["conditional_acceptance_rate"] == [1.0, 0.0]
     assert values["survival"] == [1.0, 0.0]
     assert values["draft_acceptance_rate"] == 0.5
+
+
+def test_the_error_of_an_acceptance_length_over_prompts():
+    generator = np.random.default_rng(0)
+    rounds = generator.integers(5, 30, (400, 24))
+    accepted = generator.binomial(rounds, generator.uniform(0.2, 0.8, (400, 24)))
+    lengths = [acceptance_length(int(a.sum()), int(n.sum())) for a, n in zip(accepted, rounds, strict=True)]
+    errors = [acceptance_length_error(list(zip(a, n, strict=True))) for a, n in zip(accepted, rounds, strict=True)]
+    assert np.mean(errors) == pytest.approx(np.std(lengths), rel=0.1)
+    assert acceptance_length_error([(1, 2), (2, 4), (3, 6)]) == 0
+    assert math.isnan(acceptance_length_error([(1, 2)])) and math.isnan(acceptance_length_error([(0, 0), (0, 0)]))

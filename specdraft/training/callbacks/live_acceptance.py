@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from specdraft.data.datamodule import DataModule
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import Generation
-from specdraft.decoding.metrics import AcceptanceCounts, cost_ratio, predicted_speedup
+from specdraft.decoding.metrics import AcceptanceCounts, acceptance_length_error, cost_ratio, predicted_speedup
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import draft_tokens
 from specdraft.decoding.trace import Trace
@@ -43,6 +43,7 @@ class Measurement:
 
     counts: AcceptanceCounts
     by_category: dict[str, AcceptanceCounts]
+    by_prompt: list[tuple[int, int]] = field(default_factory=list)  # accepted tokens and rounds
     rounds: int = 0
     draft_seconds: float = 0.0
     verification_seconds: float = 0.0
@@ -54,6 +55,7 @@ class Measurement:
         """Count a generation of this rank."""
         self.counts.add(generation)
         self.by_category[category].add(generation)
+        self.by_prompt.append((sum(generation.accepted), len(generation.accepted)))
         self.rounds += len(generation.accepted)
         self.draft_seconds += generation.draft_seconds
         self.verification_seconds += generation.decode_seconds - generation.draft_seconds
@@ -134,6 +136,7 @@ class LiveAcceptance(Callback):
         length, self.samples = _length(counts), measured.samples
         values = {
             "acceptance_length": length,
+            "acceptance_length_error": acceptance_length_error(measured.by_prompt),
             "draft_acceptance_rate": counts.draft_acceptance_rate,
             "live_acceptance_seconds": time.perf_counter() - start,
         } | measured.costs()
@@ -176,6 +179,7 @@ class LiveAcceptance(Callback):
         drafter.train(training)
         stopped = self._stop.agreed(trainer)
         if trainer.world_size > 1 and not together:
+            measured.by_prompt = [pair for rank in module.gather(measured.by_prompt) for pair in rank]
             everywhere = module.gather(measured.by_category)
             measured.by_category = {name: reduce(add, [rank[name] for rank in everywhere]) for name in names}
             measured.counts = reduce(add, measured.by_category.values(), AcceptanceCounts(self.num_draft_tokens))

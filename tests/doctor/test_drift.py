@@ -1,0 +1,95 @@
+"""Drift that is planted: other text, another mix, other lengths, another temperature; and none."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+
+from specdraft.data.prompts import Prompt
+from specdraft.doctor import Level, LoadedDrafter, Serving
+from specdraft.doctor.drift import check_drift, difference, find_report, sample
+from specdraft.errors import UserError
+from specdraft.evaluation import EvaluationSettings, evaluate
+from tests.doctor.common import QUESTIONS
+
+
+@pytest.fixture(scope="module")
+def loaded(target, run):
+    return LoadedDrafter.load(run, target)
+
+
+@pytest.fixture(scope="module")
+def report(loaded, prompts, target):
+    """The evaluation of the run on what it was trained for, in two categories."""
+    named = [replace(each, category="even" if int(each.id) % 2 == 0 else "odd") for each in prompts]
+    settings = EvaluationSettings(num_draft_tokens=3, max_new_tokens=16)
+    found = evaluate(target, loaded.drafter, named, settings, progress=False)
+    return json.loads(json.dumps(found.to_dict()))
+
+
+def asked(category, texts):
+    return [Prompt(str(i), category, ({"role": "user", "content": text},)) for i, text in enumerate(texts)]
+
+
+def findings(loaded, report, prompts, serving=None):
+    serving = serving or Serving()
+    return check_drift(loaded, report, serving, sample(loaded, report, prompts, serving, 16))
+
+
+def test_the_same_traffic_has_not_drifted(loaded, report):
+    found = findings(loaded, report, asked("even", QUESTIONS[::2]) + asked("odd", QUESTIONS[1::2]))
+    assert not any(finding.level is Level.FAULT for finding in found.values()), found
+    assert "no difference for certain" in found["drift"].sentence
+
+
+def test_other_text_is_named_with_what_it_costs(loaded, report):
+    texts = [f"{i} {word} ? ! return {word} {word} b a {i}" for i in range(6) for word in ("b", "return")]
+    found = findings(loaded, report, asked("poems", texts))
+    assert found["drift"].level is Level.FAULT and "worst=FILE.jsonl" in found["drift"].sentence
+    assert found["drift by category"].level is Level.FAULT
+    assert "100% of the rounds are of categories that the report lacks" in found["drift by category"].sentence
+    assert "poems" in found["drift by category"].sentence
+    assert "below the report's interval from the first draft already" in found["drift by position"].sentence
+
+
+def test_another_mix_of_the_same_categories(loaded, report):
+    hard = copy.deepcopy(report)
+    for row in hard["categories"]:
+        row["acceptance_length"] = 3.5 if row["category"] == "even" else 1.5
+        row["acceptance_length_interval"] = [1.0, 4.0]
+    found = findings(loaded, hard, asked("even", QUESTIONS[:1]) + asked("odd", QUESTIONS[1:]))
+    mix = float(found["drift by category"].sentence.split("both have makes ")[1])
+    assert mix < -0.4
+
+
+def test_lengths_template_and_temperature(loaded, report, tmp_path):
+    (tmp_path / "short.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    said = {"chat_template_hash": "other", "benchmark": str(tmp_path / "short.jsonl"), "prompts": 2}
+    told = {**report, "settings": report["settings"] | said}
+    found = findings(loaded, told, asked("even", QUESTIONS[:4]), Serving(temperature=0.7))
+    assert "the report's other" in found["drift of the traffic"].sentence
+    assert "prompts have" in found["drift of the traffic"].sentence
+    assert "served at 0.7, in the report at 0" in found["drift of the temperature"].sentence
+
+
+def test_the_interval_of_a_difference():
+    value, (low, high) = difference(3.0, (2.6, 3.3), 2.0, (1.6, 2.3))
+    assert (value, low, high) == pytest.approx((-1.0, -1.5, -0.5))
+
+
+def test_reports(loaded, tmp_path, prompts):
+    assert find_report(tmp_path, None) is None
+    alone = check_drift(loaded, None, Serving(), sample(loaded, None, prompts[:2], Serving(), 8))
+    assert "no evaluation.json beside the checkpoint" in alone["drift"].sentence
+    with pytest.raises(UserError, match="does not exist"):
+        find_report(tmp_path, str(tmp_path / "nothing.json"))
+    (tmp_path / "evaluation.json").write_text("{}")
+    with pytest.raises(UserError, match="is no evaluation"):
+        find_report(tmp_path, None)
+
+
+def test_trees_are_not_compared(loaded, report):
+    trees = {**report, "results": [{**report["results"][0], "nodes_per_round": 9}]}
+    found = check_drift(loaded, trees, Serving(), [])
+    assert "the report drafted trees" in found["drift"].sentence
