@@ -84,8 +84,8 @@ class Slem(TextDrafter):
             return []
         drafted = self._continue(state, ids, length)
         known = ids[-self.lookbehind :]
-        before, after = _decoded(self.tokenizer, known), _decoded(self.tokenizer, known + drafted)
-        said = after.removeprefix(before).partition(_BROKEN)[0] if after.startswith(before) else ""
+        before, whole = _decoded(self.tokenizer, known), _decoded(self.tokenizer, known + drafted)
+        said = whole.removeprefix(before).partition(_BROKEN)[0] if whole.startswith(before) else ""
         return self._cut(tokens[-self.lookbehind :], said)[:length]
 
     def _cut(self, before: list[int], said: str) -> list[int]:
