@@ -42,14 +42,14 @@ def straight(half):
 
 def test_first_halves_of_real_runs_foresee_the_second():
     runs = [read_run(path) for path in RUNS]
-    assert len(runs) >= 4 and len({run.settings["model.drafter._target_"] for run in runs}) >= 2
-    assert sum(holds(run, curves) for run in runs) >= len(runs) - 1
+    assert len(runs) >= 5 and len({run.settings["model.drafter._target_"] for run in runs}) >= 2
+    assert sum(holds(run, curves) for run in runs) >= 4
     for run in runs:
         half = run.first(0.5)
         low, high = curves(half)(run.tokens[-1], run.decay[-1])
         assert high - low < run.lengths[-1] - 1  # an interval that holds everything is none
     for wrong in (nothing_more, straight):
-        assert sum(holds(run, wrong) for run in runs) < len(runs) - 1, wrong.__name__
+        assert sum(holds(run, wrong) for run in runs) < 4, wrong.__name__
 
 
 def test_more_tokens_are_worth_less_each_time(tmp_path):
