@@ -26,7 +26,19 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 DRAWS = 4000
-_SCALES = (0.08, 0.12, 0.18, 0.27, 0.4, 0.6, 0.9, 1.3, 2.0)  # of n / n_N, by which a curve has risen by half or so
+_SCALES = (
+    0.08,
+    0.12,
+    0.18,
+    0.27,
+    0.4,
+    0.6,
+    0.9,
+    1.3,
+    2.0,
+    3.0,
+    4.5,
+)  # of n / n_N, by which a curve has risen by half or so
 _DECAY_MEAN, _DECAY_SPREAD = 0.05, 0.05  # of tau - 1: what the fall of the learning rate to zero is taken to bring
 _NOISE, _NOISE_WEIGHT = 0.02, 4.0  # of tau - 1: noise expected before any is seen, worth so many measurements
 _MOST_ALIKE = 0.8  # highest correlation of neighboring residuals that is reckoned with

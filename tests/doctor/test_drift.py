@@ -67,10 +67,10 @@ def test_lengths_template_and_temperature(loaded, report, tmp_path):
     (tmp_path / "short.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     said = {"chat_template_hash": "other", "benchmark": str(tmp_path / "short.jsonl"), "prompts": 2}
     told = {**report, "settings": report["settings"] | said}
-    found = findings(loaded, told, asked("even", QUESTIONS[:4]), Serving(temperature=0.7))
+    found = findings(loaded, told, asked("even", QUESTIONS[:4]), Serving(temperature=0.3))
     assert "the report's other" in found["drift of the traffic"].sentence
     assert "prompts have" in found["drift of the traffic"].sentence
-    assert "served at 0.7, in the report at 0" in found["drift of the temperature"].sentence
+    assert "served at 0.3, in the report at 0" in found["drift of the temperature"].sentence
 
 
 def test_the_interval_of_a_difference():
