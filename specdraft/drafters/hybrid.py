@@ -39,7 +39,7 @@ class Hybrid(Drafter):
             raise UserError(f"a hybrid's min_tokens is {min_tokens}: expected at least 1 token that was looked up")
         self.head, self.retrieval, self.min_tokens = head, retrieval, min_tokens
         self.layers, self.quantization, self.branches = head.layers, head.quantization, head.branches
-        self.reads_text_alone = head.reads_text_alone
+        self.reads_text_alone = head.reads_text_alone and retrieval.reads_text_alone
 
     def bind(self, target: Target) -> None:
         """See ``Drafter``."""

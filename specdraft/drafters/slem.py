@@ -36,6 +36,8 @@ class SlemState:
 class Slem(TextDrafter):
     """Drafts with the model and the tokenizer at ``model``, a directory or hub id."""
 
+    reads_text_alone = False  # it asks for the target's tokenizer, too
+
     def __init__(self, model: str | None, revision: str | None = None, lookbehind: int = 10) -> None:
         """``lookbehind``: tokens before the draft that are cut anew together with it. Raises UserError without a model,
         and for a lookbehind below 1."""

@@ -52,16 +52,20 @@ class ProposerSettings:
             given = "neither a drafter nor a checkpoint" if self.drafter is None else "a drafter and a checkpoint"
             raise UserError(f"{KEY} names {given}: expected one of the two")
         drafter = load_drafter(self.checkpoint)[0] if self.checkpoint is not None else _build(self.drafter or {})
-        if not isinstance(drafter, Drafter) or not drafter.reads_text_alone:
-            given = drafter.family if isinstance(drafter, Drafter) else type(drafter).__name__
-            wanted = "prompt_lookup, suffix, ngram_cache, or a draft model"
-            raise UserError(f"{given} does not draft from tokens alone, which is all that there is: expected {wanted}")
+        retrieval = None if self.retrieval is None else _build(self.retrieval)
+        for each in (drafter, retrieval):
+            if each is not None and not getattr(each, "reads_text_alone", False):
+                given = each.family if isinstance(each, Drafter) else type(each).__name__
+                wanted = "prompt_lookup, suffix, ngram_cache, or a draft model"
+                raise UserError(
+                    f"{given} does not draft from tokens alone, which is all that there is: expected {wanted}"
+                )
         if self.stop is not None and not drafter.draws:
             wanted = "a draft model, or no rule"
             raise UserError(f"{drafter.family} has no distributions for a rule that ends drafts: expected {wanted}")
         stop = None if self.stop is None else _build(self.stop)
-        if self.retrieval is not None:
-            drafter = Hybrid(drafter, _build(self.retrieval), self.retrieval_min_tokens)
+        if retrieval is not None:
+            drafter = Hybrid(drafter, retrieval, self.retrieval_min_tokens)
         return drafter.eval(), stop
 
 

@@ -15,6 +15,7 @@ from specdraft.serving.settings import ProposerSettings
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
 
+SLEM = {"_target_": "specdraft.drafters.slem.Slem", "model": "nowhere"}
 SUFFIX = {"_target_": "specdraft.drafters.suffix.Suffix", "max_tree_depth": 12}
 ENTROPY = {"_target_": "specdraft.decoding.stopping.EntropyBound", "least": 0.3}
 
@@ -54,6 +55,8 @@ def test_settings_that_are_none(additional):
         ({"drafter": SUFFIX, "checkpoint": "draft"}, "names a drafter and a checkpoint"),
         ({"checkpoint": "medusa"}, "medusa does not draft from tokens alone"),
         ({"drafter": {"_target_": "specdraft.drafters.jacobi.Jacobi"}}, "jacobi does not draft from tokens alone"),
+        ({"drafter": SLEM}, "slem does not draft from tokens alone"),
+        ({"drafter": SUFFIX, "retrieval": SLEM}, "slem does not draft from tokens alone"),
         ({"drafter": ENTROPY}, "EntropyBound does not draft"),
         ({"drafter": SUFFIX, "stop": ENTROPY}, "suffix has no distributions for a rule"),
         ({"drafter": {"_target_": "specdraft.drafters.suffix.Sufix"}}, "cannot be built .*has no attribute"),
