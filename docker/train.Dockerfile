@@ -1,5 +1,5 @@
 # Training on NVIDIA GPUs:  docker build -f docker/train.Dockerfile -t specdraft .
-#   docker run --gpus all --ipc host -v "$PWD/runs:/work/runs" -v "$HOME/.cache:/root/.cache" specdraft \
+#   docker run --gpus all --ipc host -v "$PWD/runs:/data/runs" -v "$HOME/.cache:/root/.cache" specdraft \
 #     train model=eagle3 target=llama-8b trainer.devices=8
 # The compiler and CUDA's headers are for DeepSpeed, which builds its operators when they are first used.
 FROM nvidia/cuda:12.8.1-devel-ubuntu24.04
@@ -16,6 +16,6 @@ RUN pip install --no-cache-dir -r /tmp/dev.lock
 COPY . /src
 RUN pip install --no-cache-dir --no-deps --no-build-isolation /src
 
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["specdraft"]
 CMD ["train", "--help"]

@@ -16,6 +16,6 @@ RUN pip install --no-cache-dir -r /tmp/dev.lock \
 COPY . /src
 RUN pip install --no-cache-dir --no-deps --no-build-isolation /src
 
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["specdraft"]
 CMD ["evaluate", "checkpoint=embedded://smollm2-eagle3", "limit=3"]
