@@ -41,7 +41,7 @@ def test_a_checkpoint_names_its_target_and_faults_set_the_exit_status(doctor, tm
     status, report, said = doctor(*settings)
     assert status == 0, said
     report = " ".join(report.split())
-    assert "with the same weights" in report and "acceptance length" in report and "0 fault(s) in 4 checks" in report
+    assert "with the same weights" in report and "acceptance length" in report and "0 fault(s) in 5 checks" in report
     status, report, _ = doctor(*settings, "serving.max_model_len=1000", f"target.name={tmp_path / 'target'}")
     assert status == 0  # prompt lookup knows no longest context
 
