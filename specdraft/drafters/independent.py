@@ -9,6 +9,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.draft_start import has_other_tokens
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.tli import TliDraft
+from specdraft.errors import UserError
 from specdraft.targets import Target
 
 
@@ -24,10 +25,13 @@ def for_target(
 ) -> DraftModel:
     """A ``DraftModel`` for ``target``, a ``TliDraft`` where it starts as a checkpoint with another tokenizer, or if
     ``parallel`` a ``Pard``, which the options between are of; the others are those of ``DraftModel.for_target``. Raises
-    UserError as these do."""
+    UserError as these do, and for a ``Pard`` with another tokenizer."""
+    others = has_other_tokens(target, **options)
+    if others and parallel:
+        wanted = "a checkpoint with the target's tokenizer, or model.drafter.parallel=false"
+        raise UserError(f"parallel=true with a checkpoint of another tokenizer than the target's: expected {wanted}")
     if not parallel:
-        kind = TliDraft if has_other_tokens(target, **options) else DraftModel
-        return kind.for_target(target, draft_vocabulary, **options)
+        return (TliDraft if others else DraftModel).for_target(target, draft_vocabulary, **options)
     of_masks: dict[str, Any] = {"mask_token": mask_token, "num_drafts": num_drafts}
     of_masks |= {"step_decay": step_decay, "sample_positions": sample_positions}
     return Pard.for_target(target, draft_vocabulary, **of_masks, **options)

@@ -49,15 +49,13 @@ class TliDraft(DraftModel):
         """As ``DraftModel.for_target`` with start=checkpoint, of a model with another tokenizer than the target's. In
         a plan, which has no tokenizers, all that can be shared is. Raises UserError if too little is."""
         size = sibling_size(target, checkpoint, revision, options.get("shape"))
-        planned = target.device.type == "meta"
-        common = min(target.vocab_size, size)
+        planned, common = target.device.type == "meta", min(target.vocab_size, size)
         if not planned:
             tokenizer = loading.load_tokenizer(str(checkpoint), revision)
             tokens = shared_tokens(target.tokenizer, tokenizer, target.vocab_size, size)
             common = len(tokens.target)
-        options |= {"checkpoint": checkpoint, "revision": revision}
-        options |= {"vocab_size": target.vocab_size, "shared_size": common}
-        draft = super().for_target(target, draft_vocabulary, *start, **options)
+        options |= {"checkpoint": checkpoint, "revision": revision, "vocab_size": target.vocab_size}
+        draft = super().for_target(target, draft_vocabulary, *start, shared_size=common, **options)
         if not planned:
             draft.shared.share(tokens)
             found = f"the tokenizer of {checkpoint!r} shares {common} of the target's {target.vocab_size} tokens"
