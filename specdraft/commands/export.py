@@ -26,7 +26,7 @@ def main(config: DictConfig) -> None:
     if config.drafter is not None or config.retrieval is not None or shape is not None:
         if config.hub is not None:
             raise UserError("a proposer is code of ours, not weights: expected hub= without drafter=, or leave hub out")
-        directory = _proposer(config)
+        directory = _proposer(config, engine.name)
     elif config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
     else:
@@ -41,13 +41,12 @@ def main(config: DictConfig) -> None:
         print(f"\nhub: {address}")
 
 
-def _proposer(config: DictConfig) -> Path:
-    """For vLLM: what drafts from tokens alone, in its process."""
+def _proposer(config: DictConfig, name: str) -> Path:
+    """For vLLM, the engine of that ``name``: what drafts from tokens alone, in its process."""
     from specdraft.drafters.checkpoint import read_config
     from specdraft.export.proposer import chain_rule, export_proposer
     from specdraft.serving.settings import ProposerSettings
 
-    name = build(config.engine).name
     if name != "vllm" or config.quantize is not None:
         given = f"engine={name}" if name != "vllm" else f"quantize={config.quantize}"
         asked = "drafter=, drafter@retrieval= and decoding/shape= make vLLM run code of ours"
