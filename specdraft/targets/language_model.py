@@ -11,7 +11,7 @@ L is the last one's output before the final norm, where transformers has the sta
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from specdraft.decoding.passes import Pass
 from specdraft.decoding.threads import fastest
 from specdraft.errors import UserError
 from specdraft.targets.masks import attention_masks, takes_masks
-from specdraft.targets.packed_attention import Attend, attending, can_pack, is_plain, packing
+from specdraft.targets.packed_attention import Attend, attending, can_pack, is_plain, packing, stepping
 
 # Attention whose keys and values are kept per position, so that a rejected draft can be taken back.
 _REWINDABLE = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -197,10 +197,12 @@ class LanguageModel:
         masks = None if visible is None else attention_masks(self.config, visible, positions, places, self.dtype)
         # A prompt's pass is long, and of another length each time: nothing to compile.
         arguments = ids, positions, masks, cache, tuple(layers)
-        if not held or not is_active():
-            return Features(*self._forward(*arguments))
-        with self._made_for_graphs():
-            return Features(*self._compilable(ids.shape[1], *arguments))
+        cached = self.device.type == "cpu" and (held or visible is not None)
+        with stepping(self.config) if cached else nullcontext():
+            if not held or not is_active():
+                return Features(*self._forward(*arguments))
+            with self._made_for_graphs():
+                return Features(*self._compilable(ids.shape[1], *arguments))
 
     @contextmanager
     def _made_for_graphs(self) -> Iterator[None]:

@@ -1,4 +1,5 @@
-"""Attention of our own as an attention implementation of transformers, and causal attention of packed documents by it.
+"""Attention of our own as attention implementations of transformers: causal attention of packed documents, and that
+of a step to the keys of a cache.
 
 T = tokens of all documents in one sequence, h = heads, d = head size.
 
@@ -6,7 +7,7 @@ transformers' own way is a mask ``[B, 1, T, T]``: it grows with the square of a 
 keeps kernels from leaving out what causality hides."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from specdraft.attention import shared_attention
+
 _NAME = "specdraft"
+_STEPS = "specdraft_steps"
 
 
 def is_plain(config: Any) -> bool:
@@ -47,9 +51,20 @@ Attend = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
 @contextmanager
 def attending(config: Any, attend: Attend) -> Iterator[dict[str, Any]]:
     """Within, the model of ``config`` attends so, if it is given these keyword arguments."""
-    before, config._attn_implementation = config._attn_implementation, _NAME
-    try:
+    with _implementation(config, _NAME):
         yield {"attend": attend}
+
+
+def stepping(config: Any) -> AbstractContextManager[None]:
+    """Within, the model of ``config`` attends by ``shared_attention``, where torch's attention is what it asks for."""
+    return _implementation(config, _STEPS) if config._attn_implementation == "sdpa" else nullcontext()
+
+
+@contextmanager
+def _implementation(config: Any, name: str) -> Iterator[None]:
+    before, config._attn_implementation = config._attn_implementation, name
+    try:
+        yield
     finally:
         config._attn_implementation = before
 
@@ -91,5 +106,20 @@ def _attend(
     return attend(query, key, value, scaling), None
 
 
+def _step(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls and reads it; attention_mask: bool ``[B, 1, n, S]``."""
+    return shared_attention(query, key, value, attention_mask, scaling), None
+
+
 AttentionInterface.register(_NAME, _attend)
+AttentionInterface.register(_STEPS, _step)
 AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
+AttentionMaskInterface.register(_STEPS, lambda *_, **__: None)

@@ -73,8 +73,7 @@ def begun(decoder: Decoder, requests: int) -> Requests:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("tokens", [1, 6])
-def test_a_pass_dispatches_so_much_per_layer_whatever_the_batch(tokens, monkeypatch):
-    monkeypatch.setenv("TRANSFORMERS_SDPA_FORCE_GQA", "1")  # as ``Target.load`` does
+def test_a_pass_dispatches_so_much_per_layer_whatever_the_batch(tokens):
     counts = {}
     for layers in (2, 6):
         target = Target.from_model(tiny_llama(num_hidden_layers=layers))

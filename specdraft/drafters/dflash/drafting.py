@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from specdraft.attention import shared_attention
 from specdraft.decoding.cache import StaticCache
 from specdraft.decoding.compilation import Compilable
 from specdraft.decoding.passes import Pass, Texts
@@ -118,10 +118,8 @@ def forward(
 
     def attention(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = cache.update(_by_request(key, batch), _by_request(value, batch), layer)  # [B, Hk, keys, d]
-        attended = scaled_dot_product_attention(
-            _by_request(query, batch), keys, values, attn_mask=mask, enable_gqa=True
-        )
-        return attended.transpose(1, 2).flatten(0, 1)  # [B * S, Hq, d]
+        attended = shared_attention(_by_request(query, batch), keys, values, mask)
+        return attended.flatten(0, 1)  # [B * S, Hq, d]
 
     attentions = [partial(attention, layer) for layer in range(drafter.num_layers)]
     hidden = drafter.read(ids.flatten(), Angles(cos, sin), attentions).unflatten(0, (batch, -1))  # [B, S, H]

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from specdraft.attention import shared_attention
 from specdraft.decoding.cache import StaticCache
 from specdraft.decoding.compilation import Compilable
 from specdraft.decoding.passes import Pass, Texts
@@ -128,8 +128,7 @@ def forward(
         query, key, value = (part.unflatten(0, (batch, -1)).transpose(1, 2) for part in (query, key, value))
         keys, values = cache.update(key, value, layer)  # [B, Hk, S, d]
         mask = None if seen is None else seen[:, None]
-        attended = scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-        return attended.transpose(1, 2).flatten(0, 1)  # [B * q, Hq, d]
+        return shared_attention(query, keys, values, mask).flatten(0, 1)  # [B * q, Hq, d]
 
     attends = [Attend(cos, sin, partial(attention, layer, below), slice(None)) for layer in range(last)]
     attends.append(Attend(cos, sin, partial(attention, last, visible), slice(None) if queries is None else queries))
