@@ -24,6 +24,7 @@ def main(config: DictConfig) -> None:
     from specdraft.chat.conversation import Conversation, check_settings
     from specdraft.chat.loop import is_typed, read_questions, talk
     from specdraft.chat.screen import Screen, write_svg
+    from specdraft.drafters.base import Drafter
     from specdraft.drafters.checkpoint import check_target, complete_target, load_drafter
     from specdraft.evaluation import EvaluationSettings
     from specdraft.files import make_directory
@@ -31,6 +32,8 @@ def main(config: DictConfig) -> None:
     if record is not None:
         make_directory(record.parent)
     drafter, trained = (build(config.drafter), {}) if config.checkpoint is None else load_drafter(config.checkpoint)
+    if not isinstance(drafter, Drafter | None):
+        raise UserError("drafter=auto chooses by measuring: expected the name of what `evaluate.py drafter=auto` chose")
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)

@@ -21,28 +21,35 @@ def main(config: DictConfig) -> None:
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.evaluation.report.charts import check_png, write_png
     from specdraft.evaluation.report.comparison import names
+    from specdraft.evaluation.selection import Selection
 
     paths = config.checkpoint if isinstance(config.checkpoint, ListConfig) else [config.checkpoint]
     beside, untrained = build(config.compare), build(config.drafter)
-    if untrained is not None and paths != [None]:
+    automatic = isinstance(untrained, Selection)
+    if untrained is not None and not automatic and paths != [None]:
         raise UserError("checkpoint= and drafter= both say what to evaluate: expected one, and the other in compare=")
     if untrained is None and paths == [None] and beside:
         untrained = beside[next(iter(beside))]
-    if untrained is not None and config.target.name is not None:
+    if untrained is not None and paths == [None] and config.target.name is not None:
         paths = []
-        beside.pop(untrained.family, None)
+        if not automatic:
+            beside.pop(untrained.family, None)
     elif not paths or None in paths:
         wanted = "the path of a drafter or of a run directory that holds one, or target=NAME drafter=NAME"
         raise UserError(f"checkpoint= is missing: expected {wanted}")
     roles = {role: _in_role(config, role) for role in ("inner", "ensemble", "retrieval")}
     if roles["retrieval"] is not None and not paths:
         raise UserError("drafter@retrieval= drafts instead of a checkpoint's drafter: expected checkpoint=PATH with it")
+    if automatic and any(role is not None for role in roles.values()):
+        raise UserError(
+            "drafter=auto tries look-ups before a checkpoint's drafter itself: expected no other drafter@ROLE"
+        )
     if config.png:
         check_png()
     loaded = [load_drafter(path, config.quantize) for path in paths]
     drafter, trained = loaded[0] if loaded else (untrained, {})
     parts = [each for each, _ in loaded] or [drafter]
-    evaluated = composed(parts, **roles, min_tokens=config.retrieval_min_tokens)
+    evaluated = None if automatic else composed(parts, **roles, min_tokens=config.retrieval_min_tokens)
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
@@ -60,15 +67,25 @@ def main(config: DictConfig) -> None:
     notes = {"benchmark": config.benchmark, "checkpoint": next(iter(checkpoints), None)}
     notes |= {"drafter": trained["drafter"]} if trained else {}
     others = names([each for each, _ in loaded], checkpoints) if loaded else {}
-    if evaluated is not drafter:
+    engine = build(config.engine) if config.get("engine") else None
+    choice = None
+    if automatic:
+        heads = {drafter.family: drafter, **others} if loaded else {}
+        choice = untrained.choose(target, heads, prompts, settings, engine)
+        evaluated, prompts = choice.drafter, choice.rest
+        others = {name: each for name, each in heads.items() if each is not evaluated}
+        beside = {name: each for name, each in beside.items() if name != evaluated.family}
+        notes |= {"selection": choice.to_dict()}
+    elif evaluated is not drafter:
         others = {drafter.family: drafter, **others}
         notes |= {role: each.family for role, each in roles.items() if isinstance(each, Drafter)}
     compare = {**others, **beside}
     notes |= {"compared": checkpoints[-len(others) :]} if others else {}
-    engine = build(config.engine) if config.get("engine") else None
     evaluation = evaluate(target, evaluated, prompts, settings, compare, notes, cost=cost, engine=engine)
     output = Path(HydraConfig.get().runtime.output_dir)
     print(table(evaluation))
+    if choice is not None:
+        print(f"\n{choice.compared_with(evaluation)}")
     print(f"\nresults: {evaluation.write_json(output / 'evaluation.json')}")
     print(f"report:  {write_report(evaluation, output / 'report.html')}")
     if config.png:

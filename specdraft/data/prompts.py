@@ -71,6 +71,12 @@ def at_most_per_category(prompts: Sequence[Prompt], limit: int | None) -> list[P
     return kept
 
 
+def categories_first(prompts: Sequence[Prompt]) -> list[int]:
+    """The numbers of all prompts, those first that are the first of their category."""
+    first = list({prompt.category: index for index, prompt in reversed(list(enumerate(prompts)))}.values())
+    return sorted(first) + [index for index in range(len(prompts)) if index not in first]
+
+
 def usual_benchmark(checkpoint: Mapping[str, Any], target: str | None = None) -> str:
     """The benchmark of the kind that a drafter learned from, by its checkpoint's configuration; without one, of the
     kind that a ``target`` was made for."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from specdraft.data.prompts import Prompt, check_lengths, encode
+from specdraft.data.prompts import Prompt, categories_first, check_lengths, encode
 from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
@@ -195,7 +195,7 @@ class _Evaluator:
         settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
         best = StaticTree.chain(draft_tokens(AUTO))
         if way.drafter.draws and way.drafter.rates_hold:
-            chosen = [self.prompts[index] for index in _one_of_each_category(self.prompts)[:_PILOT_PROMPTS]]
+            chosen = [self.prompts[index] for index in categories_first(self.prompts)[:_PILOT_PROMPTS]]
             pilot = replace(self, prompts=chosen, settings=settings, progress=False)
             with tqdm(disable=True) as bar:
                 requests = pilot.decode([way], temperature, bar)[way]
@@ -239,7 +239,7 @@ class _Evaluator:
         for way in ways:  # nobody is to know an answer beforehand
             way.drafter.forget()
         requests: dict[Way, list[Request]] = {way: [] for way in ways}
-        recorded = _one_of_each_category(self.prompts)[: settings.samples]
+        recorded = categories_first(self.prompts)[: settings.samples]
         turns = [(index, turn) for index, each in enumerate(self.prompts) for turn in range(1 + len(each.follow_ups))]
         for number, (index, turn) in enumerate(turns):
             prompt = self.prompts[index]
@@ -263,9 +263,3 @@ class _Evaluator:
             after_each()
             bar.update()
         return requests
-
-
-def _one_of_each_category(prompts: Sequence[Prompt]) -> list[int]:
-    """The numbers of all prompts, those first that are the first of their category."""
-    first = list({prompt.category: index for index, prompt in reversed(list(enumerate(prompts)))}.values())
-    return sorted(first) + [index for index in range(len(prompts)) if index not in first]

@@ -104,6 +104,7 @@ def test_what_was_answered_before_a_bad_question_is_recorded(chat, folder, tmp_p
         (["target.name=nowhere", "decoding.temperature=[0,1]"], "expected one number"),  # seen before the target is
         (["target.name=nowhere", "plain_every=-1"], "plain_every is -1"),
         (["target=tiny", "decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
+        (["target=tiny", "drafter=auto"], "drafter=auto chooses by measuring"),
     ],
 )
 def test_bad_input(chat, settings, said):

@@ -99,6 +99,26 @@ def test_a_target_without_a_checkpoint(run, run_directory, capsys):
     assert "checkpoint= is missing" in fails(run, capsys, f"target.name={run_directory / 'target'}", "compare=[]")
 
 
+def test_the_fastest_on_a_sample(run, run_directory, capsys):
+    prompts = f"benchmark={run_directory / 'prompts.jsonl'}"
+    quick = ("decoding.max_new_tokens=8", "decoding.temperature=0", "target.device=cpu", "cost_model=null")
+    written = run(f"checkpoint={run_directory / 'run'}", "drafter=auto", prompts, *quick)
+    selection = written["settings"]["selection"]
+    looked_up = ["prompt_lookup", "suffix", "ngram_cache"]
+    names = ["eagle3", *looked_up, *(f"{name}, else eagle3" for name in looked_up), "token_recycling"]
+    assert sorted(each["drafter"] for each in selection["candidates"]) == sorted(names)
+    assert selection["requests"] == 1  # of the two prompts, the other is measured
+    best = max(selection["candidates"], key=lambda each: each["speedup"])["drafter"]
+    assert selection["chosen"] == best
+    assert written["results"][0]["drafter"] == ("hybrid" if "else" in best else best)
+    assert written["settings"]["prompts"] == 1
+    assert f"drafter=auto chose {best} on a sample of 1 request(s)" in capsys.readouterr().out
+    alone = run(f"target.name={run_directory / 'target'}", "drafter=auto", prompts, *quick)
+    assert {each["drafter"] for each in alone["settings"]["selection"]["candidates"]} == {*looked_up, "token_recycling"}
+    with_role = fails(run, capsys, f"checkpoint={run_directory / 'run'}", "drafter=auto", "drafter@retrieval=suffix")
+    assert "drafter=auto tries look-ups before a checkpoint's drafter itself" in with_role
+
+
 def test_a_drafter_that_needs_no_checkpoint(run, run_directory, capsys):
     written = run(
         f"target.name={run_directory / 'target'}",
@@ -116,7 +136,7 @@ def test_a_drafter_that_needs_no_checkpoint(run, run_directory, capsys):
     assert "checkpoint= and drafter= both say what to evaluate" in both
     alone = fails(run, capsys, "target.name=x", "drafter=suffix", "drafter@retrieval=suffix")
     assert "expected checkpoint=PATH with it" in alone
-    known = "early_exit, jacobi, lookahead, ngram_cache, none, prompt_lookup, slem, suffix, token_recycling"
+    known = "auto, early_exit, jacobi, lookahead, ngram_cache, none, prompt_lookup, slem, suffix, token_recycling"
     assert f"expected one of {known}" in fails(run, capsys, "drafter=sufix")
     assert "a group is set to null" in fails(run, capsys, "drafter=null")
     assert "max_tree_depth=1: expected at least 2" in fails(run, capsys, "drafter=suffix", "drafter.max_tree_depth=1")

@@ -1,0 +1,102 @@
+"""drafter=auto: the fastest on a sample, and the sample is not what it is then measured with."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from specdraft.data.prompts import Prompt
+from specdraft.drafters.hybrid import Hybrid
+from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.drafters.suffix import Suffix
+from specdraft.drafters.token_recycling import TokenRecycling
+from specdraft.errors import UserError
+from specdraft.evaluation import selection
+from specdraft.evaluation.results import Estimate
+from specdraft.evaluation.selection import Selection
+from specdraft.evaluation.settings import EvaluationSettings
+from specdraft.targets import Target
+from tests.families import FAMILIES
+
+CATEGORIES = ["code", "code", "chat", "code", "chat"]
+PROMPTS = [Prompt(str(i), kind, ({"role": "user", "content": "x"},)) for i, kind in enumerate(CATEGORIES)]
+SETTINGS = EvaluationSettings(temperatures=(0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A result, as far as a selection reads it."""
+
+    drafter: str
+    temperature: float
+    speedup: Estimate
+    beside: bool = False
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """Speedups by name at both temperatures, which take the place of real decoding; ``asked``: what was to be decoded,
+    and by whom."""
+    given = SimpleNamespace(of={}, asked=[], drafters={})
+
+    def evaluate(target, drafter, prompts, settings, compare, **_):
+        given.asked, given.drafters = list(prompts), {drafter.family: drafter, **compare}
+        results = [
+            Measured(name, temperature, Estimate(given.of.get(name, (1.0, 1.0))[number], None))
+            for number, temperature in enumerate(settings.temperatures)
+            for name in given.drafters
+        ]
+        slower = Measured(drafter.family, 1.0, Estimate(99.0, None), beside=True)  # as the engine does not draft
+        return SimpleNamespace(results=[*results, slower])
+
+    monkeypatch.setattr(selection, "evaluate", evaluate)
+    return given
+
+
+@pytest.fixture
+def head():
+    return Medusa.for_target(Target.from_model(FAMILIES["llama"].build()), num_heads=2)
+
+
+def candidates():
+    return {"suffix": Suffix(), "token_recycling": TokenRecycling()}
+
+
+@pytest.mark.parametrize(
+    ("of", "chosen"),
+    [
+        ({"medusa": (1.5, 1.2), "suffix": (2.0, 0.8)}, "medusa"),  # 1.80 over 1.60
+        ({"medusa": (1.5, 1.2), "suffix": (2.0, 1.0)}, "suffix"),
+        ({"suffix, else medusa": (1.6, 1.2), "suffix": (1.7, 1.1)}, "suffix, else medusa"),
+        ({"token_recycling": (1.1, 1.0)}, "token_recycling"),
+    ],
+)
+def test_the_highest_geometric_mean_of_speedups(speeds, head, of, chosen):
+    speeds.of = of
+    choice = Selection(candidates()).choose(None, {"medusa": head}, PROMPTS, SETTINGS)
+    assert choice.name == chosen and choice.drafter is speeds.drafters[chosen]
+    assert sorted(speeds.drafters) == ["medusa", "suffix", "suffix, else medusa", "token_recycling"]
+
+
+def test_a_sample_of_every_category_that_is_not_decoded_again(speeds, head):
+    choice = Selection(candidates(), prompts=3).choose(None, {"medusa": head}, PROMPTS, SETTINGS)
+    assert [prompt.id for prompt in speeds.asked] == ["0", "2"]  # half at most, one of each kind first
+    assert [prompt.id for prompt in choice.rest] == ["1", "3", "4"]
+    with pytest.raises(UserError, match="has 1 prompt to choose and to measure with: expected at least 2"):
+        Selection(candidates()).choose(None, {"medusa": head}, PROMPTS[:1], SETTINGS)
+
+
+def test_a_look_up_before_a_head_has_a_memory_of_its_own(speeds, head):
+    Selection(candidates()).choose(None, {"medusa": head}, PROMPTS, SETTINGS)
+    both = speeds.drafters["suffix, else medusa"]
+    assert isinstance(both, Hybrid) and both.head is head
+    assert both.retrieval is not speeds.drafters["suffix"]
+
+
+def test_without_a_head_the_look_ups_alone(speeds):
+    speeds.of = {"prompt_lookup": (1.0, 0.9), "suffix": (1.1, 0.9)}
+    choice = Selection({"prompt_lookup": PromptLookup(), "suffix": Suffix()}).choose(None, {}, PROMPTS, SETTINGS)
+    assert choice.name == "suffix" and sorted(speeds.drafters) == ["prompt_lookup", "suffix"]
+    with pytest.raises(UserError, match="has 0 candidates and a sample of 8 prompts"):
+        Selection({})
