@@ -1,4 +1,4 @@
-"""Every family of drafters on the embedded target at equal training tokens: what each accepts, costs and gains.
+r"""Every family of drafters on a small target at equal training tokens: what each accepts, costs and gains.
 
 Each is trained by `train.py model=NAME` on the same batches, then decodes the same held-out prompts as a chain and as a
 tree, at temperatures 0 and 1, each beside plain decoding in the same run. At temperature 1 the share of first drafted
@@ -6,6 +6,8 @@ tokens that the rule accepts is compared with what theory says of it, the mean o
 
     python benchmarks/families.py                         train, evaluate, write the result and the table of the docs
     python benchmarks/families.py --families medusa eagle3 --steps 200 --no-docs
+    python benchmarks/families.py --target smollm2-135m --benchmark chat --families eagle3 mtp p_eagle dflash \
+      --overrides data.store=build/smollm2-store data.batch_size=2
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -69,36 +71,39 @@ class Recorder:
         }
 
 
-def train(name: str, steps: int, directory: Path) -> Path:
+def train(name: str, target: str, steps: int, overrides: list[str], directory: Path) -> Path:
     """Train a family, or keep what an earlier run with as many steps left."""
-    run = directory / f"{name}-{steps}"
+    run = directory / target / f"{name}-{steps}"
     if not (run / "drafter" / "config.json").is_file():
         shutil.rmtree(run, ignore_errors=True)
-        command = [sys.executable, "train.py", *MODELS.get(name, (f"model={name}",)), "evaluate=false"]
+        command = [sys.executable, "train.py", *MODELS.get(name, (f"model={name}",)), f"target={target}", *overrides]
         options = [
             f"trainer.max_steps={steps}",
             f"live.every_n_steps={steps // 2}",
             f"trainer.val_check_interval={steps // 2}",
+            "evaluate=false",
             "export=null",
         ]
         subprocess.run([*command, *options, f"hydra.run.dir={run}"], cwd=ROOT, check=True)
     return run
 
 
-def measure(name: str, run: Path, limit: int, num_draft_tokens: int, num_nodes: int) -> dict[str, Any]:
+def measure(name: str, run: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Evaluate a trained drafter as a chain and as a tree."""
     drafter, config = load_drafter(run)
     target = Target.load(config["target"]["name"], dtype="float32")
-    prompts = load_prompts("python-stdlib", limit)
-    tree: Shape = DynamicTree(num_draft_tokens, 4, num_nodes)
+    prompts = load_prompts(options.benchmark, options.limit)
+    depth, nodes = options.num_draft_tokens, options.num_nodes
+    tree: Shape = DynamicTree(depth, 4, nodes)
     if name in MEASURED:
-        tree = measured_tree(drafter, target, num_nodes=num_nodes, depth=num_draft_tokens, top_k=4)
-    shapes: dict[str, Shape] = {"chain": StaticTree.chain(num_draft_tokens), "tree": tree}
+        tree = measured_tree(drafter, target, num_nodes=nodes, depth=depth, top_k=4)
+    shapes: dict[str, Shape] = {"chain": StaticTree.chain(depth), "tree": tree}
     recorder = Recorder()
     result: dict[str, Any] = {"parameters": sum(p.numel() for p in drafter.parameters()), "training": config["extra"]}
     for kind, shape in shapes.items():
         rule = recorder if kind == "chain" else rejection_sampling
-        settings = replace(EvaluationSettings(temperatures=TEMPERATURES), shape=shape, rule=rule)
+        settings = EvaluationSettings(temperatures=TEMPERATURES, max_new_tokens=options.max_new_tokens)
+        settings = replace(settings, shape=shape, rule=rule)
         evaluation = evaluate(target, drafter, prompts, settings)
         result[kind] = {"shape": str(shape), "results": [row.to_dict() for row in evaluation.results]}
     return result | {"acceptance_at_temperature_1": recorder.summary()}
@@ -152,6 +157,10 @@ def main() -> None:
     """Parse options, train, evaluate, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), metavar="NAME")
+    parser.add_argument("--target", default="tiny", help="an option of conf/target (default tiny)")
+    parser.add_argument("--overrides", nargs="+", default=[], metavar="KEY=VALUE", help="more for train.py")
+    parser.add_argument("--benchmark", default="python-stdlib", help="as evaluation.benchmark (default python-stdlib)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="of an answer (default 128)")
     parser.add_argument("--steps", type=int, default=1000, help="training steps of each (default 1000)")
     parser.add_argument("--limit", type=int, default=16, help="held-out prompts (default 16)")
     parser.add_argument("--num-draft-tokens", type=int, default=5, help="K (default 5)")
@@ -162,19 +171,20 @@ def main() -> None:
 
     measured = {}
     for name in options.families:
-        run = train(name, options.steps, options.directory)
-        measured[name] = measure(name, run, options.limit, options.num_draft_tokens, options.num_nodes)
+        run = train(name, options.target, options.steps, options.overrides, options.directory)
+        measured[name] = measure(name, run, options)
         print_table(COLUMNS, rows(measured))
     print()
     print_table(THEORY, theory(measured))
     settings = {name: value for name, value in vars(options).items() if name not in ("directory", "no_docs")}
-    path = write_result("families", settings, {"families": measured})
+    mark = "families" if options.target == "tiny" else f"families_{options.target}"
+    path = write_result(mark, settings, {"families": measured})
     if not options.no_docs:
         about = (
-            f"{options.steps} steps each, {options.limit} held-out prompts of up to 128 tokens, float32 on a CPU; "
-            f"all figures in `benchmarks/results/{path.name}`."
+            f"{options.steps:,} steps each, {options.limit} prompts of {options.benchmark}, answers of up to "
+            f"{options.max_new_tokens} tokens, float32 on a CPU; all figures in `benchmarks/results/{path.name}`."
         )
-        put_into_page(PAGE, "families", about, [(COLUMNS, rows(measured)), (THEORY, theory(measured))])
+        put_into_page(PAGE, mark, about, [(COLUMNS, rows(measured)), (THEORY, theory(measured))])
     print(f"\nwritten to {path}")
 
 

@@ -1,9 +1,13 @@
 """Greedy decoding with a drafter beside plain greedy decoding in fp32, token by token: nothing may differ.
 
-For every checkpoint: chain and tree, one request at a time and four side by side, on held-out prompts.
+For every checkpoint, named as ``families.py`` names its runs: chain and tree, one request at a time and eight side by
+side, on held-out prompts. What is drafted at once has a tree made from measured accuracies, as in ``families.py``; the
+others have a dynamic one.
 
-    python benchmarks/lossless.py build/families/*-1000
+    python benchmarks/lossless.py build/families/tiny/*-1000
 """
+
+import specdraft.threads  # noqa: F401  # first of all
 
 import argparse
 from pathlib import Path
@@ -12,16 +16,19 @@ from typing import Any
 from tqdm import tqdm
 
 from common import print_table, write_result
+from families import MEASURED
 from specdraft.data.prompts import encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
+from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, load_drafter
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import load_prompts
+from specdraft.evaluation.speedup.rank_accuracy import measured_tree
 from specdraft.targets import Target
 
-BATCH_SIZES = (1, 4)
+SIDE_BY_SIDE = 32  # plain answers
 COLUMNS = ("drafter", "draft", "batch", "tokens", "differing", "acceptance length")
 
 
@@ -54,6 +61,7 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="+", type=Path, help="run directories or drafters")
     parser.add_argument("--tokens", type=int, default=20_000, help="plain tokens to compare with (default 20000)")
     parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="requests side by side (1 and 8)")
     options = parser.parse_args()
 
     targets: dict[str, Target] = {}
@@ -68,8 +76,8 @@ def main() -> None:
         check_target(config, targets[name])
         results[checkpoint.name] = [
             compare(targets[name], drafter, shape, batch_size, *answers[name])
-            for shape in (StaticTree.chain(5), DynamicTree(5, 4, 16))
-            for batch_size in BATCH_SIZES
+            for shape in (StaticTree.chain(5), tree(checkpoint.name.rsplit("-", 1)[0], drafter, targets[name]))
+            for batch_size in options.batch_sizes
         ]
     rows = [
         [name, row["shape"], str(row["batch_size"]), f"{row['tokens']:,}", str(row["differing"]),
@@ -84,21 +92,25 @@ def main() -> None:
         raise SystemExit(1)
 
 
+def tree(family: str, drafter: Drafter, target: Target) -> Shape:
+    """Of 16 nodes and depth 5."""
+    if family in MEASURED:
+        return measured_tree(drafter, target, num_nodes=16, depth=5, top_k=4)
+    return DynamicTree(5, 4, 16)
+
+
 def plain_answers(target: Target, tokens: int, max_new_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
     """Held-out prompts and their plain greedy answers, at least ``tokens`` tokens in all."""
-    decoder, prompts, answers, total = Decoder(target), [], [], 0
+    found = [encode(target.tokenizer, prompt.opening) for prompt in load_prompts("python-stdlib", 10_000)]
+    prompts = [ids for ids in found if len(ids) + max_new_tokens <= target.max_length]
+    answers: dict[int, list[int]] = {}
     with tqdm(total=tokens, desc="plain decoding", unit="token") as bar:
-        for prompt in load_prompts("python-stdlib", 10_000):
-            ids = encode(target.tokenizer, prompt.opening)
-            if len(ids) + max_new_tokens > target.max_length:
-                continue
-            prompts.append(ids)
-            answers.append(decoder.generate(ids, max_new_tokens).tokens)
-            total += len(answers[-1])
-            bar.update(len(answers[-1]))
-            if total >= tokens:
+        for number, generation in Decoder(target).stream(prompts, max_new_tokens, batch_size=SIDE_BY_SIDE):
+            answers[number] = generation.tokens
+            bar.update(len(generation.tokens))
+            if bar.n >= tokens:
                 break
-    return prompts, answers
+    return [prompts[number] for number in answers], list(answers.values())
 
 
 if __name__ == "__main__":
