@@ -32,8 +32,8 @@ Way = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def copied(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Keys and values once for every query head."""
-    repeated = (part.repeat_interleave(SHARED, dim=1) for part in (keys, values))
-    return scaled_dot_product_attention(query, *repeated, attn_mask=mask).transpose(1, 2)
+    keys, values = (part.repeat_interleave(SHARED, dim=1) for part in (keys, values))
+    return scaled_dot_product_attention(query, keys, values, attn_mask=mask).transpose(1, 2)
 
 
 def told(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

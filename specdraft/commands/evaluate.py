@@ -49,7 +49,7 @@ def main(config: DictConfig) -> None:
     loaded = [load_drafter(path, config.quantize) for path in paths]
     drafter, trained = loaded[0] if loaded else (untrained, {})
     parts = [each for each, _ in loaded] or [drafter]
-    evaluated = None if automatic else composed(parts, **roles, min_tokens=config.retrieval_min_tokens)
+    evaluated = drafter if automatic else composed(parts, **roles, min_tokens=config.retrieval_min_tokens)
     if config.decoding.num_draft_tokens is None:
         config.decoding.num_draft_tokens = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
     settings = EvaluationSettings.from_config(dict(config.decoding), config.seed)
