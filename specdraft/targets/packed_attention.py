@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
 
 from specdraft.attention import shared_attention
 
@@ -122,4 +123,4 @@ def _step(
 AttentionInterface.register(_NAME, _attend)
 AttentionInterface.register(_STEPS, _step)
 AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
-AttentionMaskInterface.register(_STEPS, lambda *_, **__: None)
+AttentionMaskInterface.register(_STEPS, sdpa_mask)  # where no mask is given: windows ask for one

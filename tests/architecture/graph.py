@@ -11,7 +11,7 @@ PACKAGE = REPOSITORY / "specdraft"
 
 # The ground floor first. What shares a floor stands side by side: neither imports the other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("allocation", "errors", "text", "threads"),
+    ("allocation", "attention", "errors", "text", "threads"),
     ("files", "http_client", "onednn", "redaction", "rendering", "tensors"),
     ("entry", "cli"),
     ("losses", "decoding"),
@@ -34,7 +34,7 @@ GROUPS = {
     "compare": "evaluation",
     "data": "data",
     "decoding": "evaluation",
-    "drafter": "drafters",
+    "drafter": "evaluation",
     "engine": "export",
     "experiment": "commands",
     "features": "data",

@@ -22,6 +22,9 @@ _BRIEF = "written_by_target"
 class SelfWritten:
     """``turns`` questions a conversation, sampled at ``temperature`` up to ``max_question_tokens``.
 
+    There is no end of conversations; ``first`` is the place of the first, so that a later run goes on where an earlier
+    one ended, and the two have none in common.
+
     ``topics`` are system prompts that steer what is asked, each conversation at random by one of them; they are not
     there when the target answers. None among them, or no topics at all: the template's own opening."""
 
@@ -29,6 +32,7 @@ class SelfWritten:
     temperature: float = 0.8
     max_question_tokens: int = 128
     topics: Sequence[str | None] = ()
+    first: int = 0
     name = "self"
     max_malformed = 0  # the target's template takes what it wrote itself
 
@@ -36,6 +40,8 @@ class SelfWritten:
         if self.turns < 1 or self.max_question_tokens < 1 or self.temperature <= 0:
             said = f"turns={self.turns}, max_question_tokens={self.max_question_tokens}, temperature={self.temperature}"
             raise UserError(f"data.source has {said}: expected 1 or more of both, and a temperature above 0")
+        if self.first < 0:
+            raise UserError(f"data.source.first is {self.first}: expected a place, 0 or more")
         if isinstance(self.topics, str) or not all(isinstance(topic, str | None) for topic in self.topics):
             wanted = "a list of system prompts, null among them for none"
             raise UserError(f"data.source.topics is {self.topics!r}: expected {wanted}")
@@ -54,7 +60,7 @@ class SelfWritten:
             asked = [(self._turn(name, topic, turn), answer) for turn in range(self.turns)]
             return Conversation(name, "self", tuple(chain(*asked))[:-1])
 
-        places = np.arange(limit)
+        places = np.arange(self.first, self.first + limit)
         digests = [digest(read(int(place))) for place in places]
         return Selection(read, places, np.frombuffer(b"".join(digests), np.uint8).reshape(limit, 16))
 

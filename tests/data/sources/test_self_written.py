@@ -24,6 +24,11 @@ def test_a_smaller_limit_takes_a_prefix_and_splits_share_no_seed() -> None:
     assert all(is_self_written(conversation) and len(conversation.messages) == 3 for conversation in found)
 
 
+def test_a_later_run_goes_on_where_an_earlier_one_ended() -> None:
+    whole = SelfWritten(topics=("math", None)).conversations("train", 40)
+    assert [*SelfWritten(topics=("math", None), first=25).conversations("train", 15)] == whole[25:]
+
+
 def test_a_conversation_is_by_one_topic_and_all_have_their_share() -> None:
     found = SelfWritten(turns=2, topics=("math", None, "code")).conversations("train", 300)
     topics = [{str((brief_of(message) or {}).get("system")) for message in c.messages[::2]} for c in found]
@@ -51,6 +56,8 @@ def test_settings_are_checked() -> None:
     for wrong in ({"turns": 0}, {"temperature": 0.0}, {"max_question_tokens": 0}):
         with pytest.raises(UserError, match="expected 1 or more of both, and a temperature above 0"):
             SelfWritten(**wrong)
+    with pytest.raises(UserError, match=r"data\.source\.first is -1: expected a place, 0 or more"):
+        SelfWritten(first=-1)
     with pytest.raises(UserError, match="expected a list of system prompts"):
         SelfWritten(topics="math")
 
