@@ -57,10 +57,10 @@ smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write more conversations for da
 	$(RUN) -m specdraft.embedded.conversations embedded://smollm2-conversations build/conversations.jsonl \
 	  specdraft/embedded/smollm2_conversations --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
 
-# Several passes over few tokens: the target reads them once, in bfloat16, into a store.
+# Several passes over few tokens: the target reads them once, into a store.
 STORE := target=smollm2-135m data.store=build/smollm2-store
 smollm2-head: $(SMOLLM2) ## train a head on them (hours on a CPU), measure it, make it embedded://smollm2-eagle3
-	$(RUN) -m specdraft store $(STORE) target.dtype=bfloat16 dtype=bfloat16
+	$(RUN) -m specdraft store $(STORE) dtype=bfloat16
 	$(RUN) train.py $(STORE) data.batch_size=4 trainer.max_steps=2400 live.every_n_steps=1200 \
 	  hydra.run.dir=runs/smollm2-head $(ARGS)
 	$(RUN) -m specdraft.embedded.heads runs/smollm2-head specdraft/embedded/smollm2_eagle3 \

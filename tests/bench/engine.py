@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,12 +16,14 @@ class World(ThreadingHTTPServer):
     for the n-th time: "stall", "hang up", "500", "400", "die", or a wrong "token"."""
 
     daemon_threads = True
+    request_queue_size = 64  # connections that wait; beyond them the kernel drops some for a second
 
     def __init__(self, port: int = 0, model: str = "tiny", per_round: int = 1, length: int = 6, pause: float = 0.0):
         super().__init__(("127.0.0.1", port), Handler)
         self.model, self.per_round, self.length, self.pause = model, per_round, length, pause
         self.trouble = lambda prompt, n: None
         self.asked: list[dict[str, Any]] = []
+        self.times: Counter[str] = Counter()
         self.at_once = self.most_at_once = self.rounds = 0
         self.lock, self.ended = threading.Lock(), threading.Event()
 
@@ -59,7 +62,8 @@ class Handler(BaseHTTPRequestHandler):
             world.asked.append(body)
             world.at_once += 1
             world.most_at_once = max(world.most_at_once, world.at_once)
-            trouble = world.trouble(prompt, sum(prompt in json.dumps(each) for each in world.asked))
+            world.times[prompt] += 1
+            trouble = world.trouble(prompt, world.times[prompt])
         try:
             self.answer(body, prompt, trouble)
         except (BrokenPipeError, ConnectionResetError):

@@ -1,9 +1,12 @@
 """So many at a time, or by chance at a rate."""
 
+import zlib
+from collections import Counter
+
 import pytest
 
 from specdraft.bench.load import Load, send
-from specdraft.bench.streaming import Asking
+from specdraft.bench.streaming import Asking, Question
 from specdraft.errors import UserError
 
 
@@ -39,6 +42,32 @@ def test_a_refused_request_ends_all(world, questions):
     with pytest.raises(UserError, match="refuses prompt 1"):
         send(server.url, "tiny", questions, Load("concurrency", 1), Asking(8))
     assert len(server.asked) == 2
+
+
+@pytest.mark.slow
+def test_two_thousand_requests_of_which_some_fail(world):
+    """16 at a time: each is sent once, and is whole, or says what failed."""
+    ills = {"429": "status 429", "500": "status 500", "hang up": "ended early", "stall": "nothing for 2 s"}
+    said = {"hang up": {"ended early", "RemoteProtocolError", "ReadError"}}
+
+    def trouble(prompt, n):
+        chance = zlib.crc32(prompt.encode())
+        return list(ills)[chance // 20 % 3] if chance % 20 == 0 else "stall" if chance % 200 == 1 else None
+
+    server = world()
+    server.trouble = trouble
+    asked = [Question(n, 0, "ab"[n % 2], ({"role": "user", "content": f"question {n}"},)) for n in range(2000)]
+    answers, _ = send(server.url, "tiny", asked, Load("concurrency", 16), Asking(8, stall=2.0))
+    assert [each.question for each in answers] == asked
+    assert set(server.times.values()) == {1} and len(server.asked) == 2000 and server.most_at_once <= 16 + 5
+    kinds = Counter()
+    for each in answers:
+        ill = trouble(each.question.messages[0]["content"], 1)
+        kinds[ill] += 1
+        assert each.error in said.get(ill, {ills.get(ill)})
+        length = len(each.question.messages[0]["content"])
+        assert ill or (each.ids == [(length + i) % 50 for i in range(6)] and each.tokens == 6)
+    assert set(kinds) == {None, *ills} and kinds[None] > 1800
 
 
 @pytest.mark.parametrize(("kind", "value"), [("concurrency", 0), ("concurrency", 1.5), ("rate", 0)])

@@ -5,6 +5,7 @@ What the real vLLM gives is compared in ``make parity-features``.
 
 import fcntl
 import json
+import random
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,12 @@ from specdraft.targets import Target
 from specdraft.targets.server import Server
 from tests.data.store.conftest import LAYERS, Making
 from tests.fakes import tiny_llama
+
+
+class Waiting(ThreadingHTTPServer):
+    """More connections may wait than Python's five; beyond them the kernel drops some for a second."""
+
+    request_queue_size = 64
 
 
 class Engine:
@@ -71,7 +78,7 @@ class Engine:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = Waiting(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/"
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -240,6 +247,22 @@ def test_servers_share_the_documents_and_one_may_die(making, engine, second):
         asked = len(second.asked)
         torch.testing.assert_close(capture(rows.input_ids, rows.position_ids), expected)
         assert len(second.asked) == asked
+
+
+@pytest.mark.slow
+def test_two_thousand_documents_of_a_server_that_fails(making, engine):
+    """16 at a time; one request in five fails."""
+    ids = torch.randint(3, making.target.vocab_size, (500, 32), generator=torch.Generator().manual_seed(0))
+    positions = (torch.arange(32) % 8).expand(500, -1)
+    chance = random.Random(0)
+    faults = [chance.choice(["503", "drop"]) if chance.random() < 0.2 else None for _ in range(3000)]
+    with server(engine, concurrency=16, attempts=12, backoff=0.01).open(making.target, LAYERS, 32) as capture:
+        engine.asked, engine.faults = [], list(faults)
+        for rows, places in zip(ids.split(4), positions.split(4), strict=True):
+            torch.testing.assert_close(capture(rows, places), making.features(rows, places), rtol=1e-4, atol=1e-4)
+    failed = sum(fault is not None for fault in faults[: len(engine.asked)])
+    assert set(engine.asked) == {8} and len(engine.asked) == 2000 + failed and failed > 300
+    assert list(engine.folder.iterdir()) == []
 
 
 def test_each_server_is_checked_at_the_start(making, engine, second):

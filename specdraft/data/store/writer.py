@@ -88,13 +88,14 @@ class StoreWriter:
         """Write the shard unless it is there; False if another process is at it and we do not ``wait``."""
         prefix = _prefix(shard)
         with self._exclusive(prefix, f".{prefix}-*.tmp", wait=wait) as held:
-            if held and not any(self.path.glob(f"{prefix}-*.safetensors")):
-                data = self._encoded(shard, capture, batch_size)
+            if held and any(self.path.glob(f"{prefix}-*.safetensors")):
+                bar.update(self._tokens(shard))
+            elif held:
+                data = self._encoded(shard, capture, batch_size, bar)
                 self._save(f"{prefix}-{fingerprint(data)}.safetensors", [data])
-            bar.update(self._tokens(shard) if held else 0)
             return held
 
-    def _encoded(self, shard: Shard, capture: Capture, batch_size: int) -> bytes:
+    def _encoded(self, shard: Shard, capture: Capture, batch_size: int, bar: tqdm) -> bytes:
         parts: dict[str, list[Tensor]] = {}
         errors = {"aux": (0.0, 0.0), "last": (0.0, 0.0)}
         layers = self.contents.layers
@@ -117,6 +118,7 @@ class StoreWriter:
                 parts.setdefault(name, []).append(encoded.codes.cpu())
                 if encoded.scale is not None:
                     parts.setdefault(f"{name}_scale", []).append(encoded.scale.cpu())
+            bar.update(batch.input_ids.numel())
         about = {"store": self.contents.fingerprint, "split": shard.split, "shard": shard.number, "errors": errors}
         # A single entry, because safetensors writes several in any order, and equal shards should be equal files.
         return save({name: torch.cat(tensors) for name, tensors in parts.items()}, {"specdraft": json.dumps(about)})

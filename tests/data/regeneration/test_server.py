@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,7 @@ class World(ThreadingHTTPServer):
     """``trouble(key, n)`` names what goes wrong at the n-th time that a prompt is asked, or None."""
 
     daemon_threads = True
+    request_queue_size = 64  # connections that wait; beyond them the kernel drops some for a second
 
     def __init__(self, answer: Callable[[str], list[int]], words: Callable[[list[int]], str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -159,6 +161,44 @@ def test_whatever_passes_is_survived(world: World, target: Target, talks: Any, t
     again = regenerate(target, talks(9), SETTINGS, tmp_path / "storm", 256, "train conversations", engine(world))
     assert list(again.outcomes()) == list(done.outcomes())
     assert done.counts.turns == calm == len(world.seen) < sum(world.seen.values())
+
+
+@pytest.mark.slow
+def test_two_thousand_requests_in_a_storm_that_breaks_once(
+    world: World, target: Target, talks: Any, tmp_path: Path
+) -> None:
+    """16 at a time, a third of the attempts fails; half way the server is gone for good, and comes back for the next
+    run. Nothing is lost, and what was answered is never asked again."""
+    ills = ["500", "429", "truncate", "hang up", "no json", "503"]
+    gone, answered_well = threading.Event(), Counter[str]()
+
+    def trouble(key: str, n: int) -> str | None:
+        chance = zlib.crc32(f"{key}/{n}".encode())
+        if gone.is_set() or sum(answered_well.values()) == 1000:
+            gone.set()
+            return "503"
+        if n <= 3 and chance % 3 == 0:
+            return ills[chance // 3 % len(ills)] if chance % 100 else "stall"
+        answered_well[key] += 1
+        return None
+
+    calm = regenerate(target, talks(1000), SETTINGS, tmp_path / "calm", 256, "train conversations", engine(world))
+    assert calm.counts.turns == len(world.seen) == 2000 - 1
+    world.seen.clear()
+    world.trouble = trouble
+    ask = {"description": "train conversations", "room": 256, "cache_dir": tmp_path / "storm"}
+    patient = engine(world, concurrency=16, timeout=2.0)
+    with pytest.raises(UserError, match="what was done so far is kept"):
+        regenerate(target, talks(1000), SETTINGS, engine=patient, **ask)
+    answered_well["before the break"] = 1  # so that it does not break again
+    gone.clear()
+    storm = regenerate(target, talks(1000), SETTINGS, engine=patient, **ask)
+    assert list(storm.outcomes()) == list(calm.outcomes())
+    del answered_well["before the break"]
+    assert set(answered_well) == set(world.seen) and len(world.seen) == 2000 - 1
+    twice = sum(times - 1 for times in answered_well.values())
+    assert twice <= 16  # those under way when it broke
+    assert sum(world.seen.values()) > 2500
 
 
 def test_a_server_that_stalls_is_asked_again(world: World, target: Target) -> None:
