@@ -91,8 +91,15 @@ def _native(tensor: Tensor) -> bool:
     if type(tensor) not in (Tensor, nn.Parameter):
         return False
     native = tensor.dtype == torch.float32
-    native |= tensor.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    native |= tensor.dtype == torch.bfloat16 and not emulates_bfloat16(tensor.device)
     return tensor.device.type == "cpu" and native and torch.backends.mkldnn.is_available()
+
+
+def emulates_bfloat16(device: torch.device) -> bool:
+    """Whether the device is a processor without instructions for bfloat16: products in it take 50 times as long as in
+    float32 there."""
+    there = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return device.type == "cpu" and not there
 
 
 def plain(weight: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from specdraft.training.muon import MuonAdamW
+from specdraft.training.muon import MuonAdamW, orthogonal
 from specdraft.training.schedule import OptimizerSettings
 
 SETTINGS = OptimizerSettings(name="muon", learning_rate=1e-2, muon_learning_rate=3e-2, weight_decay=0.1)
@@ -29,7 +29,8 @@ def train(module: torch.nn.Module, *optimizers: torch.optim.Optimizer, steps: ra
             optimizer.step()
 
 
-def test_each_part_is_what_torch_does_alone():
+def test_each_part_is_what_torch_does_alone(monkeypatch):
+    monkeypatch.setattr("specdraft.training.muon.emulates_bfloat16", lambda device: False)
     ours, theirs = module(), module()
     optimizer = SETTINGS.build(ours)
     assert isinstance(optimizer, MuonAdamW)
@@ -47,6 +48,31 @@ def test_each_part_is_what_torch_does_alone():
     assert (ours["fc"].weight - before).abs().max() > 1e-2
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("shape", [(6, 40), (40, 6), (24, 24)])
+def test_matrices_become_orthogonal_in_either_dtype(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    group = torch.optim.Muon([torch.nn.Parameter(matrix)]).param_groups[0]
+    options = group["ns_coefficients"], group["ns_steps"], group["eps"]
+    exact, rounded = orthogonal(matrix, *options), orthogonal(matrix.bfloat16(), *options)
+    values = torch.linalg.svdvals(exact)
+    assert exact.dtype == torch.float32 and rounded.dtype == torch.bfloat16
+    assert values.min() > 0.3 and values.max() < 1.3
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    assert torch.cosine_similarity(exact.flatten(), (u @ v).flatten(), dim=0) > 0.95
+    torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=0.05)
+
+
+def test_where_bfloat16_is_emulated_updates_are_float32(monkeypatch):
+    monkeypatch.setattr("specdraft.training.muon.emulates_bfloat16", lambda device: True)
+    ours, theirs = module(), module()
+    train(ours, SETTINGS.build(ours))
+    monkeypatch.setattr("specdraft.training.muon.emulates_bfloat16", lambda device: False)
+    train(theirs, SETTINGS.build(theirs))
+    mine, other = ours["fc"].weight, theirs["fc"].weight
+    assert not torch.equal(mine, other)
+    torch.testing.assert_close(mine, other, rtol=0, atol=0.01)
 
 
 def test_the_schedule_moves_both_parts():
