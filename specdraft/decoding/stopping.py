@@ -60,3 +60,35 @@ class EntropyBound:
 
     def __str__(self) -> str:
         return f"while 1 - sqrt({self.gamma} H) is {self.least} or more"
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Ends, for all requests side by side, where another token of each would bring fewer than ``price`` tokens: the
+    mean over requests of how likely the most likely chain with it is, as the draft sees it. price None: not known yet,
+    and nothing ends.
+
+    A reward that is renewed with every round is greatest in the long run if a round goes on as long as the next token
+    brings more than what its time brings elsewhere (SmartSpec, 2406.14066, maximizes the same goodput over lengths that
+    it forecasts). Side by side a level takes its time whether one request drafts it or all do."""
+
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.price is not None and not self.price >= 0:
+            raise UserError(f"a draft is to end at a price of {self.price} tokens: expected a number of at least 0")
+
+    def __call__(self, q: Tensor, kept: Tensor) -> Tensor:
+        """See ``Stop``."""
+        if self.price is None:
+            return torch.zeros_like(kept, dtype=torch.bool)
+        return ((q.amax(-1) * kept).mean() < self.price).expand(len(kept))
+
+    def __str__(self) -> str:
+        return "while a token pays" if self.price is None else f"while a token brings {self.price:.2g}"
+
+
+def price_of_a_token(tokens: int, speedup: float, round_seconds: float, step_seconds: float) -> float:
+    """``Goodput.price`` from the fastest chain of fixed length: ``tokens`` drafted in rounds of ``round_seconds``. It
+    brings ``speedup`` tokens in the time of a plain step; if that is below 1, plain steps bring more."""
+    return max(speedup, 1.0) * max(round_seconds - step_seconds, 0.0) / (tokens * step_seconds)

@@ -14,6 +14,7 @@ from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
+from specdraft.decoding.stopping import Goodput, price_of_a_token
 from specdraft.decoding.trace import segments
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.evaluation.evaluation import Evaluation
@@ -22,7 +23,7 @@ from specdraft.evaluation.results import Request, Result, distinct_ngrams, summa
 from specdraft.evaluation.settings import EvaluationSettings, drafted
 from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
-from specdraft.evaluation.speedup.model import CostSettings
+from specdraft.evaluation.speedup.model import CostModel, CostSettings
 from specdraft.evaluation.speedup.roofline import measure_roofline
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
 from specdraft.redaction import redact
@@ -111,6 +112,7 @@ def evaluate(
             ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
             if settings.num_draft_tokens == AUTO:
                 ways = [replace(way, shape=evaluator.chain_that_pays(way, temperature)) for way in ways]
+            ways = [replace(way, shape=evaluator.priced(way, temperature)) for way in ways]
             requests = evaluator.decode(ways, temperature, bar)
             baseline = [request.baseline.tokens for request in requests[ways[0]]]
             evaluation.distinct_4gram[temperature] = distinct_ngrams(baseline, 4)
@@ -190,25 +192,45 @@ class _Evaluator:
         )
 
     def chain_that_pays(self, way: Way, temperature: float) -> Shape:
-        """The chain of at most ``way.shape``'s length that promises most, from a few prompts, one of each category, and
-        the times of the steps. What has no parameters costs nothing to draft: the usual length."""
-        settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
+        """The chain of at most ``way.shape``'s length that promises most; the usual one where there are no parameters,
+        as drafting costs nothing then."""
         best = StaticTree.chain(draft_tokens(AUTO))
         if way.drafter.draws and way.drafter.rates_hold:
-            chosen = [self.prompts[index] for index in categories_first(self.prompts)[:_PILOT_PROMPTS]]
-            pilot = replace(self, prompts=chosen, settings=settings, progress=False)
-            with tqdm(disable=True) as bar:
-                requests = pilot.decode([way], temperature, bar)[way]
-            result = summarize(requests, way.name, temperature, way.shape.depth)
-            sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
-            found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
-            if found is not None:
-                found.timer.measure_for(_PILOT_SECONDS)
-                most = found.model().best(1)
-                best = StaticTree.chain(1 if most is None else most.tokens)
-            else:
-                best = StaticTree.chain(1)
+            model = self._pilot(way, temperature)
+            most = None if model is None else model.best(1)
+            best = StaticTree.chain(1 if most is None else most.tokens)
         return replace(best, sampled=isinstance(way.shape, StaticTree) and way.shape.sampled)
+
+    def priced(self, way: Way, temperature: float) -> Shape:
+        """``way.shape``; if it ends where a token does not pay, with what one takes. Of a draft that is never accepted
+        no token pays."""
+        shape = way.shape
+        if not (isinstance(shape, StaticTree) and shape.stop == Goodput() and way.drafter.draws):
+            return shape
+        model = self._pilot(replace(way, shape=replace(shape, stop=None)), temperature)
+        most = None if model is None else model.best(1)
+        price = 1.0
+        if model is not None and most is not None:
+            taken = most.draft_seconds + most.verify_seconds
+            price = price_of_a_token(most.tokens, most.speedup, taken, model.target_step_seconds[1])
+        self.evaluation.settings.setdefault("token_prices", {})[f"{way.name}, T={temperature:g}"] = price
+        return replace(shape, stop=Goodput(price))
+
+    def _pilot(self, way: Way, temperature: float) -> CostModel | None:
+        """What chains of up to ``way.shape``'s length promise, from a few prompts, one of each category, and the times
+        of the steps. None if nothing was accepted."""
+        settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
+        chosen = [self.prompts[index] for index in categories_first(self.prompts)[:_PILOT_PROMPTS]]
+        pilot = replace(self, prompts=chosen, settings=settings, progress=False)
+        with tqdm(disable=True) as bar:
+            requests = pilot.decode([way], temperature, bar)[way]
+        result = summarize(requests, way.name, temperature, way.shape.depth)
+        sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
+        found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
+        if found is None:
+            return None
+        found.timer.measure_for(_PILOT_SECONDS)
+        return found.model()
 
     def _samples(self, result: Result, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """The recorded answers, as segments that say where each came from."""

@@ -12,6 +12,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.rules import Typical
 from specdraft.decoding.shapes import StaticTree
+from specdraft.decoding.stopping import Goodput
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
@@ -270,9 +271,8 @@ def test_table_and_page_say_which_drafts_a_number_is_of(for_vllm, target, prompt
     assert only.drafting == "sampled" and not only.beside
 
 
-@pytest.mark.parametrize(("cost", "expected"), [(0.0, 8), (0.4, 1)])
-def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expected):
-    """Two of three drafted tokens are right: free drafts are worth all eight, dear ones a single one."""
+def measured(monkeypatch, cost):
+    """Two of three drafted tokens are right, and each takes ``cost`` of a plain step."""
 
     def times(timer):
         return {(1, shape): StepTime(cost * (shape.depth if shape else 0), 1.0) for shape in timer.decoders}
@@ -284,6 +284,12 @@ def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expecte
     rates = [1 + sum(0.66**i for i in range(1, k + 1)) for k in range(1, 9)]
     lengths = iter([*rates] * 2)
     monkeypatch.setattr("specdraft.evaluation.speedup.measure.replayed_acceptance_length", lambda *_: next(lengths))
+
+
+@pytest.mark.parametrize(("cost", "expected"), [(0.0, 8), (0.4, 1)])
+def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expected):
+    """Free drafts are worth all eight, dear ones a single one."""
+    measured(monkeypatch, cost)
     torch.manual_seed(0)
     drafter = DraftModel.for_target(target, copy_layers=4)
     settings = replace(SETTINGS, num_draft_tokens="auto", temperatures=(0.0,))
@@ -295,3 +301,18 @@ def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expecte
     assert evaluation.settings["num_draft_tokens"] == "auto"
     assert "chains, as long as pays" in table(evaluation)
     assert f"draft_model, K = {expected}: draft acceptance rate" in table(evaluation)
+
+
+def test_drafts_end_at_the_price_that_was_measured(target, prompts, monkeypatch):
+    measured(monkeypatch, 0.1)
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=4)
+    settings = replace(SETTINGS, shape=StaticTree.chain(8, stop=Goodput()), temperatures=(0.0,))
+    compare = {"prompt_lookup": PromptLookup()}
+    seen = []
+    monkeypatch.setattr(Goodput, "__call__", lambda stop, q, kept: seen.append(stop.price) or kept < -1)
+    evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
+    price = evaluation.settings["token_prices"]["draft_model, T=0"]
+    assert list(evaluation.settings["token_prices"]) == ["draft_model, T=0"] and set(seen) == {price}
+    assert 0.0999 < price < 0.3  # a tenth of a step, times what the best chain gains
+    assert evaluation.settings["draft_tree"] == "chain of 8, while a token pays"
