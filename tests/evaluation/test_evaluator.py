@@ -314,5 +314,5 @@ def test_drafts_end_at_the_price_that_was_measured(target, prompts, monkeypatch)
     evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
     price = evaluation.settings["token_prices"]["draft_model, T=0"]
     assert list(evaluation.settings["token_prices"]) == ["draft_model, T=0"] and set(seen) == {price}
-    assert 0.0999 < price < 0.3  # a tenth of a step, times what the best chain gains
+    assert 0.0999 < price < 0.9  # a tenth of a step, times what is gained with the best chain, nine tokens at most
     assert evaluation.settings["draft_tree"] == "chain of 8, while a token pays"
