@@ -29,6 +29,7 @@ from torch import Tensor
 
 from common import alternate, print_table, scratch, write_result
 from specdraft.data.datamodule import DataModule
+from specdraft.data.places import Folder
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.store import StoreWriter, describe
 from specdraft.drafters.eagle import Eagle3
@@ -147,7 +148,7 @@ def write_store(target: Target, data: DataModule, path: Path, layers: tuple[int,
     """A store in float32; its shards."""
     about = {split: data.about(split) for split in data.packed}
     contents = describe(target, layers, False, "float32", data.packed, data.preparation.settings(), about, 2**25)
-    StoreWriter(path, contents, data.packed).write(partial(target.features, layers=layers), 4)
+    StoreWriter(Folder(path), contents, data.packed).write(partial(target.features, layers=layers), 4)
     return sorted(path.glob("*.safetensors"))
 
 

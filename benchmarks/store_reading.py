@@ -21,6 +21,7 @@ from torch import Tensor
 
 from common import alternate, median_ratio, print_table, scratch
 from specdraft.data.packing import PackedTensor, pack
+from specdraft.data.places import Folder
 from specdraft.data.sources import stdlib
 from specdraft.data.store import Store, StoreWriter, describe
 from specdraft.data.store.encoding import DTYPES
@@ -133,7 +134,7 @@ def compare_dtypes(target: Target, count: int, rounds: int, length: int = 512) -
         for name in DTYPES:
             path = Path(folder) / name
             contents = describe(target, layers, True, name, {SPLIT: rows}, {}, {SPLIT: {}}, shard_bytes=_SHARD)
-            writer = StoreWriter(path, contents, {SPLIT: rows})
+            writer = StoreWriter(Folder(path), contents, {SPLIT: rows})
             writing = timed(partial(writer.write, Replay(known), 1), contents.bytes())
             rates = measure(path, target.dtype, _BATCH, rounds)
             errors = Store(path).relative_error

@@ -3,7 +3,6 @@
 Several processes, under torchrun or started one by one, share the shards."""
 
 import os
-from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -18,15 +17,19 @@ def main(config: DictConfig) -> None:
     import torch
     from lightning import seed_everything
 
-    from specdraft.data.store import Store, StoreWriter, describe
+    from specdraft.data.places import open_place
+    from specdraft.data.store import StoreWriter, describe
+    from specdraft.data.store.contents import read_index
     from specdraft.data.store.encoding import find_dtype
     from specdraft.data.store.source import FeatureSource, InProcess
 
     if config.data.store is None:
-        raise UserError("there is no place to write to: expected data.store=DIR, which train.py then takes as well")
+        raise UserError(
+            "there is no place to write to: expected data.store=DIR (or s3://BUCKET/DIR), as train.py takes it"
+        )
     find_dtype(config.dtype)
     source: FeatureSource = build(config.features)
-    path = Path(config.data.store).expanduser()
+    place = open_place(config.data.store)
     rank = int(os.environ.get("RANK", 0))
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
@@ -48,7 +51,7 @@ def main(config: DictConfig) -> None:
         {split: data.about(split) for split in data.packed},
         int(config.shard_mb * 2**20),
     )
-    writer = StoreWriter(path, contents, data.packed)
+    writer = StoreWriter(place, contents, data.packed)
     writer.check_disk(None if config.max_gb is None else int(config.max_gb * 1e9))
 
     if not writer.missing():
@@ -56,10 +59,10 @@ def main(config: DictConfig) -> None:
     length = max(split.sequence_length for split in contents.splits.values())
     with source.open(target, drafter.layers, length) as capture:
         writer.write(capture, config.data.batch_size, show=rank == 0)
-    if rank == 0:
-        store = Store(path)
-        errors = ", ".join(f"{name} {error:.2g}" for name, error in store.relative_error.items())
-        print(f"store: {path}  {contents.bytes() / 1e9:.3g} GB of {contents.dtype}, relative error {errors}")
+    index = read_index(place)
+    if rank == 0 and index is not None:
+        errors = ", ".join(f"{name} {error:.2g}" for name, error in index.relative_error.items())
+        print(f"store: {place}  {contents.bytes() / 1e9:.3g} GB of {contents.dtype}, relative error {errors}")
 
 
 if __name__ == "__main__":

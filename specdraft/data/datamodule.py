@@ -14,6 +14,7 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from specdraft.data.bucket import Bucket, is_url
 from specdraft.data.packing import PackedData, openings
 from specdraft.data.preparation import Preparation, Split
 from specdraft.data.read_ahead import ReadAhead
@@ -23,6 +24,7 @@ from specdraft.data.sampler import ResumableSampler
 from specdraft.data.sources.base import Source
 from specdraft.data.sources.self_written import is_self_written
 from specdraft.data.store import Store, StoredData
+from specdraft.data.store.local_copy import local_copy
 from specdraft.data.tokenization.chat import RefusedError, opening_ids
 from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count, coverage
 from specdraft.data.tokenization.tokenize import available_cores
@@ -50,15 +52,16 @@ class DataModule(LightningDataModule):
         **preparation: Any,
     ) -> None:
         """Nothing is read yet. ``num_workers`` processes of each loader read sequences (None: see ``_workers``); with
-        ``store``, a directory, these and hidden states come from there. ``read_ahead`` batches of hidden states are
-        read by a thread before they are trained on. ``preparation``: settings of ``Preparation``. Raises UserError."""
+        ``store``, a directory or the URL of one in a bucket, these and hidden states come from there. ``read_ahead``
+        batches of hidden states are read by a thread before they are trained on. ``preparation``: settings of
+        ``Preparation``. Raises UserError."""
         super().__init__()
         if batch_size < 1 or (num_workers or 0) < 0 or read_ahead < 0:
             said = f"data.batch_size is {batch_size}, data.num_workers {num_workers} and data.read_ahead {read_ahead}"
             raise UserError(f"{said}: expected at least 1, and at least 0 of the others")
         self.preparation = Preparation(source, seed=seed, **preparation)
         self.batch_size, self.num_workers, self.read_ahead, self.seed = batch_size, num_workers, read_ahead, seed
-        self.store_path = Path(store).expanduser() if store else None
+        self.store_path = store
         self._store: Store | None = None
         self._target: Target  # of ``prepare``
         self._splits: dict[str, Split] = {}
@@ -81,7 +84,8 @@ class DataModule(LightningDataModule):
                 for split in ("train", "validation"):
                     self._splits[split] = self.preparation.prepare(target, split, answering)
             return
-        self._store = Store(self.store_path)
+        shared = is_url(self.store_path)
+        self._store = Store(local_copy(Bucket(self.store_path)) if shared else Path(self.store_path).expanduser())
         self._store.check(target, self.preparation.settings())
         for split, data in self._store.data.items():
             about = dict(self._store.contents.splits[split].about)

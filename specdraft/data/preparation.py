@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 from tqdm import tqdm
 
+from specdraft.data.bucket import is_url
 from specdraft.data.packing import PackedData, pack_flat
 from specdraft.data.regeneration.cache import Regeneration, cache_key, regenerate
 from specdraft.data.regeneration.dialogue import Outcome
@@ -59,12 +60,16 @@ class Preparation:
     generation_batch_size: int = 128
     seed: int = 0
     cache_dir: str | None = None
+    share: str | None = None
     num_proc: int | None = None
     benchmark: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.num_proc is not None and self.num_proc < 1:
             raise UserError(f"data.num_proc is {self.num_proc}: expected a positive number of processes, or null")
+        if self.share is not None and not is_url(self.share):
+            said = f"data.share is {self.share!r}: expected the URL of a bucket's folder, such as s3://BUCKET/answers"
+            raise UserError(f"{said}; processes that see one disk share data.cache_dir")
         _ = self.generation
 
     @cached_property
@@ -112,7 +117,7 @@ class Preparation:
         """The target's answers to the conversations of a split, by ``engine`` or from the cache. Raises UserError."""
         asked, said = self.without_benchmark(self.conversations(split), notes), f"{split} conversations"
         room, limit = self._length(target), self.source.max_malformed
-        return regenerate(target, asked, self.generation, self.cache, room, said, engine, limit)
+        return regenerate(target, asked, self.generation, self.cache, room, said, engine, limit, self.share)
 
     def answered(self, outcomes: Iterable[Outcome], notes: Notes) -> Iterator[Outcome]:
         """The outcomes; those whose questions the target wrote are emptied, and counted, where an earlier one has the

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from specdraft.targets import Target
 
 _WARM_UP_TOKENS = 16
-_PILOT_PROMPTS, _PILOT_TOKENS, _PILOT_SECONDS = 8, 64, 2.0
+_PILOT_PROMPTS, _PILOT_TOKENS, _PILOT_SECONDS = 8, 32, 2.0
 
 
 @dataclass(frozen=True)
@@ -217,16 +217,23 @@ class _Evaluator:
         return replace(shape, stop=Goodput(price))
 
     def _pilot(self, way: Way, temperature: float) -> CostModel | None:
-        """What chains of up to ``way.shape``'s length promise, from a few prompts, one of each category, and the times
-        of the steps. None if nothing was accepted."""
-        settings = replace(self.settings, max_new_tokens=min(_PILOT_TOKENS, self.settings.max_new_tokens), samples=0)
-        chosen = [self.prompts[index] for index in categories_first(self.prompts)[:_PILOT_PROMPTS]]
-        pilot = replace(self, prompts=chosen, settings=settings, progress=False)
-        with tqdm(disable=True) as bar:
-            requests = pilot.decode([way], temperature, bar)[way]
+        """What chains of up to ``way.shape``'s length promise, from the beginnings of a few answers, one of each
+        category, and the times of the steps. None if nothing was accepted. Nothing is decoded without drafting: a
+        drafted answer stands for the target's own, which it equals or is distributed as."""
+        target, settings, sampling = self.target, self.settings, self.settings.sampling(temperature)
+        decoder = Decoder(target, way.drafter, way.shape, sampling, settings.rule)
+        way.drafter.forget()
+        requests = []
+        chosen = categories_first(self.prompts)[:_PILOT_PROMPTS]
+        about = f"choosing lengths of {way.name}'s drafts"
+        for index in tqdm(chosen, about, unit="request", leave=False, disable=not self.progress):
+            prompt = self.prompts[index]
+            ids = encode(target.tokenizer, prompt.opening)
+            drafted = decoder.generate(ids, min(_PILOT_TOKENS, settings.max_new_tokens), settings.seed + index)
+            requests.append(Request(index, prompt.category, drafted, drafted, ids, None))
         result = summarize(requests, way.name, temperature, way.shape.depth)
-        sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
-        found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
+        cost = CostSettings((1,), ())
+        found = costs(target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
         if found is None:
             return None
         found.timer.measure_for(_PILOT_SECONDS)

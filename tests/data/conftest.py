@@ -1,7 +1,10 @@
 """A tiny random target with a real tokenizer, and a folder that looks like a small standard library."""
 
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -10,6 +13,7 @@ from specdraft.data.sources import stdlib
 from specdraft.data.sources.base import SPLITS
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
+from tests.s3 import s3_server, s3_variables
 
 FUNCTION = '''
 def add_{n}(left, right):
@@ -60,3 +64,20 @@ def target(tokenizer: PreTrainedTokenizerFast) -> Target:
         pad_token_id=tokenizer.pad_token_id,
     )
     return Target.from_model(LlamaForCausalLM(config).double(), tokenizer)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of a server that speaks S3."""
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket_url(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket on it; its clients, those of started processes as well, find the server by their usual variables."""
+    for name, value in s3_variables(s3).items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    fsspec.filesystem("s3").mkdir(name)
+    return f"s3://{name}"

@@ -2,12 +2,14 @@
 
 Nothing is answered twice. The folder is named by what decides the answers; the engine that gave them is not part of
 that, because all engines serve the same target: a manifest says which it was. Several processes that ask for the same
-conversations share the shards, and leave when all are there."""
+conversations share the shards, and leave when all are there: on one disk, or through a bucket, to which each brings the
+shards that it has finished and from which it takes those of the others."""
 
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from specdraft.data.bucket import Bucket
 from specdraft.data.regeneration.dialogue import Dialogue, Outcome
 from specdraft.data.regeneration.request import Engine, RegenerationSettings
 from specdraft.data.regeneration.shards import Counts, Header, Journal, Shard
@@ -53,12 +56,16 @@ def regenerate(
     description: str,
     engine: Engine,
     max_refused: int = 0,
+    share: str | None = None,
 ) -> Regeneration:
     """Let the target answer every assistant's turn of every conversation, or find the answers in the cache.
     A turn whose prompt and ``max_new_tokens`` are more than ``room`` tokens ends its conversation. ``description``
-    names them ("train conversations"). Raises UserError if the chat template refuses more than ``max_refused``, if none
-    has room, for a damaged cache, and for what the engine cannot do; what was answered before stays."""
-    folder = make_directory(cache_dir / "responses" / cache_key(target, settings, room))
+    names them ("train conversations"); ``share`` is the URL of a bucket's folder. Raises UserError if the chat template
+    refuses more than ``max_refused``, if none has room, for a damaged cache, and for what the engine cannot do; what
+    was answered before stays."""
+    key = cache_key(target, settings, room)
+    folder = make_directory(cache_dir / "responses" / key)
+    bucket = Bucket(f"{share.rstrip('/')}/{key}") if share else None
     bar = tqdm(
         total=len(conversations) if isinstance(conversations, Sequence) else None,
         desc=f"target answers {description}",
@@ -66,7 +73,7 @@ def regenerate(
         dynamic_ncols=True,
         disable=int(os.environ.get("LOCAL_RANK", 0)) > 0,  # one bar per machine
     )
-    work = _Work(target, settings, room, engine, description, max_refused, bar)
+    work = _Work(target, settings, room, engine, description, max_refused, bar, bucket)
     shards, others = list[Shard](), list[tuple[Shard, int, list[Conversation]]]()
     with bar:
         rest, first = iter(conversations), 0
@@ -123,6 +130,7 @@ class _Work:
     description: str
     max_refused: int
     bar: tqdm
+    bucket: Bucket | None
     headers: dict[str, Header] = field(default_factory=dict)
     refused: list[tuple[str, str]] = field(default_factory=list)
     tokens: int = 0
@@ -131,12 +139,14 @@ class _Work:
     def do(self, shard: Shard, first: int, conversations: Sequence[Conversation], wait: bool) -> bool:
         """Answer the shard unless it is there; False if another process is at it and we do not ``wait``.
         Raises UserError once too many conversations are refused, before more is answered."""
-        header = shard.header()
+        header = self._found(shard)
         if header is None:
-            with exclusive(shard.lock, wait) as held:
-                if not held:
+            with ExitStack() as stack:
+                if not all(stack.enter_context(each) for each in self._holding(shard, wait)):
                     return False
-                header = shard.header() or self._answer(shard, first, conversations)
+                header = self._found(shard) or self._answer(shard, first, conversations)
+                if self.bucket is not None:
+                    self.bucket.upload(shard.path, shard.path.name)
         self.headers[shard.name] = header
         self.bar.update(header.counts.conversations)
         if header.counts.refused:
@@ -147,6 +157,21 @@ class _Work:
             said = f"the first {seen} {self.description} are refused by the target's chat template"
             raise UserError(refusals(self.refused, said, self.max_refused))
         return True
+
+    def _found(self, shard: Shard) -> Header | None:
+        """The shard, if it is here or in the bucket; afterwards it is in both."""
+        header, name = shard.header(), shard.path.name
+        if self.bucket is not None and header is None and self.bucket.download(name, shard.path):
+            return shard.header()
+        if self.bucket is not None and header is not None and not self.bucket.exists(name):
+            self.bucket.upload(shard.path, name)
+        return header
+
+    def _holding(self, shard: Shard, wait: bool) -> Iterator[AbstractContextManager[bool]]:
+        """What keeps a shard from being answered twice: on this machine, and among all that share the bucket."""
+        yield exclusive(shard.lock, wait)
+        if self.bucket is not None:
+            yield self.bucket.hold(shard.name, wait=wait)
 
     def _answer(self, shard: Shard, first: int, conversations: Sequence[Conversation]) -> Header:
         questions = set[str]()  # of this shard; those of others are compared when all are there

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from specdraft.data.packing import PackedData, PackedTensor
+from specdraft.data.places import Place
 from specdraft.data.store.encoding import bytes_per_vector
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.errors import UserError
@@ -179,17 +180,17 @@ def read_sequences(file: Path, split: SplitContents) -> PackedTensor:
     return PackedTensor(torch.from_numpy(mapped))
 
 
-def read_index(path: Path) -> Index | None:
-    """The index of the store at ``path``, None if there is none. Raises UserError if it is damaged."""
-    file = path / INDEX
-    if not file.is_file():
+def read_index(place: Place) -> Index | None:
+    """The index of the store at ``place``, None if there is none. Raises UserError if it is damaged."""
+    written = place.read(INDEX)
+    if written is None:
         return None
     try:
-        return Index.model_validate_json(file.read_bytes())
-    except (ValueError, OSError) as error:  # pydantic's are of the former
+        return Index.model_validate_json(written)
+    except ValueError as error:  # pydantic's is one
         raise UserError(
-            f"{file} is damaged or of another version ({reason(error)}): expected version {VERSION} as it was written; "
-            "restore it, or write the store again"
+            f"{place}/{INDEX} is damaged or of another version ({reason(error)}): expected version {VERSION} as it was "
+            "written; restore it, or write the store again"
         ) from error
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdraft.data.packing import PackedData, PackedTensor
+from specdraft.data.places import Folder
 from specdraft.data.store.contents import INDEX, difference, read_index, read_sequences, stored_positions
 from specdraft.data.store.encoding import DTYPES, Encoded, decode
 from specdraft.data.store.verification import verify
@@ -33,7 +34,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         """Raises UserError if there is no store, or an unfinished or damaged one, or shards are missing."""
-        index = read_index(path)
+        index = read_index(Folder(path))
         if index is None:
             raise UserError(f"there is no store at {path}: expected a directory with {INDEX}, as {_COMMAND} writes it")
         if index.shards is None:

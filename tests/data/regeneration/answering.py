@@ -28,8 +28,10 @@ def run(
     settings: Any = SETTINGS,
     room: int = 256,
     max_refused: int = 0,
+    share: str | None = None,
 ) -> Any:
-    return regenerate(target, conversations, settings, folder, room, "train conversations", engine, max_refused)
+    said = "train conversations"
+    return regenerate(target, conversations, settings, folder, room, said, engine, max_refused, share)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -125,3 +125,29 @@ def test_what_the_template_refuses_is_counted_up_to_a_limit(
     long = Conversation("long", "c", ({"role": "user", "content": "add left " * 300},))
     with pytest.raises(UserError, match="none of the 1 train conversations fits 256 tokens"):
         run(strict, [at_once, long], tmp_path, engine, max_refused=1)
+
+
+def test_machines_share_answers_through_a_bucket(
+    target: Target, talks: Any, engine: Any, tmp_path: Path, bucket_url: str
+) -> None:
+    alone = run(target, talks(20), tmp_path / "alone", engine)
+    engine.asked.clear()
+    run(target, talks(12), tmp_path / "first", engine, share=f"{bucket_url}/answers")
+    engine.asked.clear()
+    second = run(target, talks(20), tmp_path / "second", engine, share=f"{bucket_url}/answers/")
+    assert len(engine.asked) == sum(len(talk.messages) // 2 for talk in talks(20)[8:])
+    assert list(second.outcomes()) == list(alone.outcomes()) and second.counts == alone.counts
+    engine.asked.clear()
+    third = run(target, talks(20), tmp_path / "third", engine, share=f"{bucket_url}/answers")
+    assert not engine.asked and list(third.outcomes()) == list(alone.outcomes())
+    assert third.manifest.read_bytes() == second.manifest.read_bytes()
+
+
+def test_answers_of_before_are_brought_to_the_bucket(
+    target: Target, talks: Any, engine: Any, tmp_path: Path, bucket_url: str
+) -> None:
+    run(target, talks(16), tmp_path / "first", engine)
+    run(target, talks(16), tmp_path / "first", engine, share=bucket_url)
+    engine.asked.clear()
+    run(target, talks(16), tmp_path / "second", engine, share=bucket_url)
+    assert not engine.asked

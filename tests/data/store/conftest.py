@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdraft.data.packing import PackedTensor, pack
+from specdraft.data.places import Folder
 from specdraft.data.store import Contents, Store, StoreWriter, describe
 from specdraft.data.tokenization.chat import Example
 from specdraft.targets import Features, Target
@@ -55,7 +56,7 @@ class Making:
         return describe(self.target, **defaults | options)
 
     def writer(self, path: Path | None = None, **options: Any) -> StoreWriter:
-        return StoreWriter(path or self.path, self.contents(**options), self.packed())
+        return StoreWriter(Folder(path or self.path), self.contents(**options), self.packed())
 
     def store(self, path: Path | None = None, **options: Any) -> Store:
         self.writer(path, **options).write(self.features, 1)

@@ -9,6 +9,7 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdraft.data.datamodule import DataModule
+from specdraft.data.places import Folder
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.store import Store, StoredBatch, StoreWriter, describe
 from specdraft.drafters.base import Drafter
@@ -43,7 +44,7 @@ def write(target: Target, drafter: Drafter, data: DataModule, path: Path, **opti
     contents = describe(
         target, drafter.layers, data=data.packed, settings=data.preparation.settings(), about=about, **settings
     )
-    writer = StoreWriter(path, contents, data.packed)
+    writer = StoreWriter(Folder(path), contents, data.packed)
     writer.write(lambda ids, positions: target.features(ids, positions, drafter.layers), 2)
 
 
