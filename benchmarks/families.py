@@ -37,7 +37,7 @@ from specdraft.targets import Target
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "families.md"
 FAMILIES = ["draft", "pard", "medusa", "hydra", "redrafter", "eagle", "eagle3", "eagle3_1", "mtp"]
-FAMILIES += ["p_eagle", "dflash", "dspark", "domino"]
+FAMILIES += ["p_eagle", "dflash", "dspark", "domino", "kangaroo"]
 MODELS = {"pard": ("model=draft", "model.drafter.parallel=true")}  # the others are named as their models are
 # Whose static tree is made from measured accuracies.
 MEASURED = ("pard", "medusa", "hydra", "p_eagle", "dflash", "dspark", "domino")

@@ -335,6 +335,23 @@ def pard() -> Picture:
     return p
 
 
+def kangaroo() -> Picture:
+    """The target's first layers, and an adapter behind them."""
+    p = Picture(720, 270, "Kangaroo: the target's first layers draft, and an adapter behind them")
+    _target(p, 40, 190, ("layers 1, 2", "layers 3 … L-1", "layer L", "LM head"))
+    p.box(300, 108, 150, 44, "norm, attention,\nnorm", "trained")
+    p.arrow((192, 204), (375, 204), (375, 155))
+    p.text(284, 194, "of every token, drafted ones too", "middle", size=12)
+    p.box(300, 56, 150, 28, "the target's LM head")
+    p.arrow((375, 106), (375, 87))
+    p.arrow((452, 70), (500, 70))
+    p.text(508, 74, "token t+1, which goes")
+    p.text(508, 90, "through the first layers")
+    p.text(508, 106, "again for token t+2, …")
+    p.text(300, 250, "one cache: verification goes on where the draft's layers end", size=12)
+    return p
+
+
 PICTURES = {
     "draft-model": draft_model,
     "medusa": medusa,
@@ -348,6 +365,7 @@ PICTURES = {
     "pard": pard,
     "dspark": dspark,
     "domino": domino,
+    "kangaroo": kangaroo,
     "architecture": architecture,
 }
 

@@ -20,7 +20,20 @@ pytestmark = pytest.mark.slow
 MODELS = {"pard": ("model=draft", "model.drafter.parallel=true")}  # the others are named as their models are
 # Which modules are called in which order is a family's own, and ZeRO-3 is where that matters; how gradients are summed
 # and where states lie is not. That ZeRO-3 computes what one rank does is seen in tests/training/test_ranks.py.
-ZERO3 = ("medusa", "hydra", "redrafter", "eagle", "eagle3_1", "p_eagle", "mtp", "dflash", "dspark", "domino", "pard")
+ZERO3 = (
+    "medusa",
+    "hydra",
+    "redrafter",
+    "eagle",
+    "eagle3_1",
+    "p_eagle",
+    "mtp",
+    "dflash",
+    "dspark",
+    "domino",
+    "kangaroo",
+    "pard",
+)
 STRATEGIES = dict.fromkeys(ZERO3, ("deepspeed_zero3",))
 STRATEGIES |= {"draft": ("ddp", "deepspeed_zero3")}
 STRATEGIES |= {"eagle3": ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")}

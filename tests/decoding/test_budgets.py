@@ -15,6 +15,7 @@ from specdraft.drafters.early_exit import EarlyExit
 from specdraft.drafters.ensemble import Ensemble
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.jacobi import Jacobi
+from specdraft.drafters.kangaroo import Kangaroo
 from specdraft.drafters.lookahead import Lookahead
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
@@ -46,6 +47,7 @@ DRAFTERS = {
     "dflash": lambda target: DFlash.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=2),
     "dspark": lambda target: DSpark.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=1),
     "domino": lambda target: Domino.for_target(target, torch.arange(0, 64, 2), layers=(1,), num_layers=1),
+    "kangaroo": lambda target: Kangaroo.for_target(target, exit_layer=1),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
     "tli_draft": translating,

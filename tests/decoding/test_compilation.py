@@ -12,6 +12,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
+from specdraft.drafters.kangaroo import Kangaroo
 from specdraft.drafters.lookahead import Lookahead
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
@@ -31,6 +32,7 @@ DRAFTERS = {
     "dflash": lambda target: DFlash.for_target(target, None, layers=(1,), num_layers=2),
     "dspark": lambda target: DSpark.for_target(target, None, layers=(1,), num_layers=1),
     "domino": lambda target: Domino.for_target(target, None, layers=(1,), num_layers=1),
+    "kangaroo": lambda target: Kangaroo.for_target(target, exit_layer=1),
     "draft": lambda target: DraftModel.for_target(target, copy_layers=1),
     "pard": lambda target: Pard.for_target(target, copy_layers=1),
     "lookahead": lambda target: Lookahead(3, 3, 2),

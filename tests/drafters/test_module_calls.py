@@ -14,6 +14,7 @@ from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
 from specdraft.drafters.hydra import Hydra
+from specdraft.drafters.kangaroo import Kangaroo
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
@@ -44,6 +45,7 @@ FAMILIES = {
     "dflash": lambda target: DFlash.for_target(target, IDS, num_layers=2, block_size=4, num_anchors=8),
     "dspark": lambda target: DSpark.for_target(target, IDS, num_layers=2, block_size=3, num_anchors=8, markov_rank=4),
     "domino": lambda target: Domino.for_target(target, IDS, num_layers=2, block_size=4, num_anchors=8, gru_size=8),
+    "kangaroo": Kangaroo.for_target,
     "draft": lambda target: DraftModel.for_target(target, copy_layers=2),
     "draft, checkpointed": lambda target: DraftModel.for_target(target, copy_layers=2, activation_checkpointing=True),
     "draft, lora": adapted,

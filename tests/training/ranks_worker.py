@@ -24,6 +24,7 @@ from specdraft.drafters.base import Drafter
 from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
+from specdraft.drafters.kangaroo import Kangaroo
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
@@ -115,6 +116,7 @@ FAMILIES: dict[str, Callable[[Target], Drafter]] = {
     "domino": lambda target: Domino.for_target(
         target, torch.arange(0, VOCAB, 2), num_layers=1, block_size=3, gru_size=5, rank=4
     ),
+    "kangaroo": Kangaroo.for_target,
     "draft": draft,
     "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=3, sample_positions=False),
     "lora": adapted,

@@ -23,7 +23,7 @@ def part(rows: Batch, first: int, last: int) -> Batch:
 
 
 DISTILLED = ("eagle3", "eagle3-weighed", "eagle1", "medusa", "medusa-weighed", "p_eagle", "dflash", "dspark", "domino")
-DISTILLED += ("redrafter",)
+DISTILLED += ("redrafter", "kangaroo")
 
 
 @pytest.mark.parametrize("family", [*DISTILLED, "draft", "pard"])

@@ -32,6 +32,7 @@ SGD |= {
     "dflash-weighed/zero2-accumulated": "dflash-weighed/one",
     "dspark/zero3": "dspark/one",
     "domino/zero3": "domino/one",
+    "kangaroo/zero3": "kangaroo/one",
 }
 CLIPPED = {
     f"eagle3/{case}-clipped": "eagle3/one-clipped" for case in ("accumulated", "ddp", "zero3", "zero2-accumulated")
