@@ -9,6 +9,7 @@ holder dies: a killed process leaves whole shards, and others write the rest."""
 import json
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from typing import Any
 
@@ -26,6 +27,9 @@ from specdraft.errors import UserError
 from specdraft.targets import Capture
 from specdraft.text import fingerprint, reason, shorten
 
+_HEADER = 4096  # bytes of a shard that are read to know what it says of itself
+_READ_AT_A_TIME = 16  # shards; a request to a bucket takes long
+
 
 class StoreWriter:
     """Writes the shards that are missing and that no other process is writing."""
@@ -33,6 +37,7 @@ class StoreWriter:
     def __init__(self, place: Place, contents: Contents, data: Mapping[str, PackedData]) -> None:
         """Nothing is touched yet. ``data`` by split is what ``contents`` describe."""
         self.place, self.contents, self.data = place, contents, data
+        self._abouts: dict[str, dict[str, Any]] = {}  # what shards say of themselves, by the name of the file
 
     def missing(self) -> list[Shard]:
         """Shards that are not written yet. Raises UserError for a store of other contents, or a foreign shard."""
@@ -120,14 +125,16 @@ class StoreWriter:
     def _present(self) -> dict[Shard, str]:
         """The files of the shards that are there. Raises UserError if one is another store's."""
         places = {_prefix(shard): shard for shard in self.contents.shards()}
-        found: dict[Shard, str] = {}
-        for name in self.place.names():
-            shard = places.get(name.rpartition("-")[0]) if name.endswith(".safetensors") else None
-            if shard is not None:
-                if read_about(self.place, name)["store"] != self.contents.fingerprint:
-                    said = f"{self.place}/{name} belongs to another store: expected shards of this one"
-                    raise UserError(f"{said}; take that file away")
-                found[shard] = name
+        files = [name for name in self.place.names() if name.endswith(".safetensors")]
+        files = [name for name in files if name.rpartition("-")[0] in places]
+        unread = [name for name in files if name not in self._abouts]
+        with ThreadPoolExecutor(_READ_AT_A_TIME) as pool:
+            self._abouts.update(zip(unread, pool.map(lambda name: read_about(self.place, name), unread), strict=True))
+        for name in files:
+            if self._abouts[name]["store"] != self.contents.fingerprint:
+                said = f"{self.place}/{name} belongs to another store: expected shards of this one"
+                raise UserError(f"{said}; take that file away")
+        found = {places[name.rpartition("-")[0]]: name for name in files}
         return {shard: found[shard] for shard in places.values() if shard in found}
 
     def _begin(self) -> None:
@@ -144,7 +151,7 @@ class StoreWriter:
         sums = {"aux": (0.0, 0.0), "last": (0.0, 0.0)}
         for shard, file in self._present().items():
             shards[shard.split].append(file)
-            for name, (error, square) in read_about(self.place, file)["errors"].items():
+            for name, (error, square) in self._abouts[file]["errors"].items():
                 sums[name] = sums[name][0] + error, sums[name][1] + square
         errors = {name: math.sqrt(error / square) for name, (error, square) in sums.items() if square}
         # A process killed between a whole shard and the release of its lock has left the lock's file.
@@ -164,10 +171,12 @@ def read_about(place: Place, name: str) -> dict[str, Any]:
     """A shard's description of itself, which is at its beginning. Raises UserError if it is damaged or no shard."""
     try:
         size = place.size(name)
-        length = int.from_bytes((place.read(name, 0, 8) or b"") if size > 8 else b"", "little")
+        begins = (place.read(name, 0, min(size, _HEADER)) or b"") if size else b""
+        length = int.from_bytes(begins[:8], "little")
         if not 0 < length <= size - 8:
             raise ValueError("it is cut off")
-        header = json.loads(place.read(name, 8, 8 + length) or b"")
+        whole = begins if 8 + length <= len(begins) else place.read(name, 0, 8 + length) or b""
+        header = json.loads(whole[8 : 8 + length])
         about = json.loads(header.pop("__metadata__")["specdraft"])
         end = max(tensor["data_offsets"][1] for tensor in header.values())
         if size != 8 + length + end:

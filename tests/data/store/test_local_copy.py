@@ -78,13 +78,13 @@ def test_refused(making, bucket, monkeypatch):
 
 
 def test_a_foreign_or_damaged_shard_is_named(making, bucket):
-    writer = written(making, bucket)
+    written(making, bucket)
     name = next(name for name in bucket.names() if name.startswith("train-00000"))
     whole = bucket.read(name)
     for damaged in (whole[:-4], whole[:5], b"\xff" * 100, b""):
         bucket.save(name, [damaged])
         with pytest.raises(UserError, match="damaged or no shard"):
-            writer.missing()
+            StoreWriter(bucket, making.contents(), making.packed()).missing()
     bucket.save(name, [whole])
     other = StoreWriter(bucket, making.contents(dtype="bfloat16"), making.packed())
     with pytest.raises(UserError, match="has dtype=float32"):
