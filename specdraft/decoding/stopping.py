@@ -7,8 +7,8 @@ and the probabilities ``kept [B]`` with which the draft says what it holds so fa
 token and then dropped it would take tokens out of q without q knowing, and verification would not be exact any more.
 What is drawn is verified."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -84,6 +84,12 @@ class Goodput:
             return torch.zeros_like(kept, dtype=torch.bool)
         return ((q.amax(-1) * kept).mean() < self.price).expand(len(kept))
 
+    @property
+    def lacks(self) -> str | None:
+        """What has to be measured first, as a setting; None if it is known."""
+        wanted = "decoding.shape.stop.price=NUMBER, as evaluate.py measures it (token_prices in evaluation.json)"
+        return wanted if self.price is None else None
+
     def __str__(self) -> str:
         return "while a token pays" if self.price is None else f"while a token brings {self.price:.2g}"
 
@@ -92,3 +98,84 @@ def price_of_a_token(tokens: int, speedup: float, round_seconds: float, step_sec
     """``Goodput.price`` from the fastest chain of fixed length: ``tokens`` drafted in rounds of ``round_seconds``. It
     brings ``speedup`` tokens in the time of a plain step; if that is below 1, plain steps bring more."""
     return max(speedup, 1.0) * max(round_seconds - step_seconds, 0.0) / (tokens * step_seconds)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Ends where a token is accepted, and all before it, with a probability below ``least``, by what was learned from
+    drafts that were judged (SpecDec++, 2405.19715: a rejection with more than 0.7). A logistic regression, with
+    ``weights`` for what ``evidence`` tells, in the place of the paper's head on the draft's hidden states: every
+    drafter has a distribution. weights None: nothing is learned yet, and nothing ends."""
+
+    least: float = 0.3
+    weights: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= 1:
+            raise UserError(f"a draft is to end at a chance of {self.least}: expected a number from 0 to 1")
+        if self.weights is not None and len(self.weights) != EVIDENCE:
+            wanted = f"{EVIDENCE}, as evaluate.py learns them (stop_weights in evaluation.json)"
+            raise UserError(f"a draft is to end by {len(self.weights)} learned weights: expected {wanted}")
+        if self.weights is not None:
+            object.__setattr__(self, "weights", tuple(map(float, self.weights)))  # a list has no hash
+
+    def __call__(self, q: Tensor, kept: Tensor) -> Tensor:
+        """See ``Stop``."""
+        if self.weights is None:
+            return torch.zeros_like(kept, dtype=torch.bool)
+        found = evidence(q, kept)
+        return (found @ found.new_tensor(self.weights)).sigmoid() < self.least
+
+    @property
+    def lacks(self) -> str | None:
+        """What has to be learned first, as a setting; None if it is known."""
+        wanted = "decoding.shape.stop.weights=[...], as evaluate.py learns them (stop_weights in evaluation.json)"
+        return wanted if self.weights is None else None
+
+    def __str__(self) -> str:
+        return f"while accepted with {self.least}, as {'is to be ' if self.weights is None else ''}learned"
+
+
+EVIDENCE = 4
+
+
+def evidence(q: Tensor, kept: Tensor) -> Tensor:
+    """What a draft tells of its next token before it is drawn, ``[B, 4]`` fp32: 1, the logarithm of the greatest
+    probability, the entropy in nats, and the logarithm of how likely the draft thinks what it holds."""
+    q, tiny = q.float(), torch.finfo(torch.float32).tiny
+    best, before = (part.float().clamp_min(tiny).log() for part in (q.amax(-1), kept))
+    return torch.stack([torch.ones_like(best), best, torch.special.entr(q).sum(-1), before], dim=-1)
+
+
+@dataclass
+class Recording:
+    """Ends nothing, and keeps the ``evidence`` of every token, level by level, for what is to be learned from it."""
+
+    found: list[Tensor] = field(default_factory=list)  # [B, 4] each
+
+    def __call__(self, q: Tensor, kept: Tensor) -> Tensor:
+        """See ``Stop``."""
+        self.found.append(evidence(q, kept))
+        return torch.zeros_like(kept, dtype=torch.bool)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def learn_weights(found: Tensor, accepted: Tensor, ridge: float = 1.0) -> list[float]:
+    """The weights of a logistic regression of ``accepted [n]`` (bool) on the evidence ``found [n, 4]``, by Newton's
+    method. ridge: half the penalty on a weight of one but the first; it keeps weights finite where all was accepted, or
+    nothing."""
+    x, y = found.double(), accepted.double()
+    penalty = torch.full((x.shape[1],), ridge, dtype=x.dtype)
+    penalty[0] = 1e-3 * ridge
+    weights = torch.zeros_like(penalty)
+    for _ in range(50):
+        chance = (x @ weights).sigmoid()
+        gradient = x.T @ (chance - y) + penalty * weights
+        curvature = (x * (chance * (1 - chance))[:, None]).T @ x + penalty.diag()
+        step = torch.linalg.solve(curvature, gradient)
+        weights = weights - step * min(1.0, 5.0 / float(step.norm()))  # a long step may overshoot
+        if float(step.norm()) < 1e-9:
+            break
+    return [float(weight) for weight in weights]

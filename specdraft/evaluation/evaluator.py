@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from specdraft.data.prompts import Prompt, categories_first, check_lengths, encode
@@ -14,7 +16,7 @@ from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
-from specdraft.decoding.stopping import Goodput, price_of_a_token
+from specdraft.decoding.stopping import Goodput, Learned, Recording, learn_weights, price_of_a_token
 from specdraft.decoding.trace import segments
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.evaluation.evaluation import Evaluation
@@ -112,7 +114,7 @@ def evaluate(
             ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
             if settings.num_draft_tokens == AUTO:
                 ways = [replace(way, shape=evaluator.chain_that_pays(way, temperature)) for way in ways]
-            ways = [replace(way, shape=evaluator.priced(way, temperature)) for way in ways]
+            ways = [replace(way, shape=evaluator.settled(way, temperature)) for way in ways]
             requests = evaluator.decode(ways, temperature, bar)
             baseline = [request.baseline.tokens for request in requests[ways[0]]]
             evaluation.distinct_4gram[temperature] = distinct_ngrams(baseline, 4)
@@ -201,43 +203,68 @@ class _Evaluator:
             best = StaticTree.chain(1 if most is None else most.tokens)
         return replace(best, sampled=isinstance(way.shape, StaticTree) and way.shape.sampled)
 
-    def priced(self, way: Way, temperature: float) -> Shape:
-        """``way.shape``; if it ends where a token does not pay, with what one takes. Of a draft that is never accepted
-        no token pays."""
+    def settled(self, way: Way, temperature: float) -> Shape:
+        """``way.shape``; if it ends by a rule for which something has to be measured, with that."""
         shape = way.shape
-        if not (isinstance(shape, StaticTree) and shape.stop == Goodput() and way.drafter.draws):
+        stop = shape.stop if isinstance(shape, StaticTree) and way.drafter.draws else None
+        if not isinstance(shape, StaticTree) or not getattr(stop, "lacks", None):
             return shape
+        about = f"{way.name}, T={temperature:g}"
+        if isinstance(stop, Learned):
+            stop = replace(stop, weights=self._weights(way, shape, temperature))
+            self.evaluation.settings.setdefault("stop_weights", {})[about] = stop.weights
+        elif isinstance(stop, Goodput):
+            stop = Goodput(self._price(way, shape, temperature))
+            self.evaluation.settings.setdefault("token_prices", {})[about] = stop.price
+        return replace(shape, stop=stop)
+
+    def _weights(self, way: Way, shape: StaticTree, temperature: float) -> list[float]:
+        """What a pilot teaches a ``Learned`` rule."""
+        recording, levels = Recording(), torch.arange(shape.depth)
+        accepted, whole = list[Tensor](), list[bool]()
+        for request in self._pilot_requests(replace(way, shape=replace(shape, stop=recording)), temperature):
+            rounds = request.drafted.accepted
+            accepted += [levels < count for count in rounds]
+            whole += [number + 1 < len(rounds) for number in range(len(rounds))]  # the last one may be cut short
+        found = torch.cat(recording.found).cpu().unflatten(0, (-1, shape.depth))[whole]  # [rounds, levels, 4]
+        return learn_weights(found.flatten(0, 1), torch.stack(accepted)[whole].flatten())
+
+    def _price(self, way: Way, shape: StaticTree, temperature: float) -> float:
+        """What a token has to bring: ``Goodput.price``. Of a draft that is never accepted no token pays."""
         model = self._pilot(replace(way, shape=replace(shape, stop=None)), temperature)
         most = None if model is None else model.best(1)
-        price = 1.0
-        if model is not None and most is not None:
-            taken = most.draft_seconds + most.verify_seconds
-            price = price_of_a_token(most.tokens, most.speedup, taken, model.target_step_seconds[1])
-        self.evaluation.settings.setdefault("token_prices", {})[f"{way.name}, T={temperature:g}"] = price
-        return replace(shape, stop=Goodput(price))
+        if model is None or most is None:
+            return 1.0
+        taken = most.draft_seconds + most.verify_seconds
+        return price_of_a_token(most.tokens, most.speedup, taken, model.target_step_seconds[1])
 
     def _pilot(self, way: Way, temperature: float) -> CostModel | None:
-        """What chains of up to ``way.shape``'s length promise, from the beginnings of a few answers, one of each
-        category, and the times of the steps. None if nothing was accepted. Nothing is decoded without drafting: a
-        drafted answer stands for the target's own, which it equals or is distributed as."""
-        target, settings, sampling = self.target, self.settings, self.settings.sampling(temperature)
-        decoder = Decoder(target, way.drafter, way.shape, sampling, settings.rule)
+        """What chains of up to ``way.shape``'s length promise, and the times of the steps, by a pilot. None if nothing
+        was accepted."""
+        requests, settings = self._pilot_requests(way, temperature), self.settings
+        result = summarize(requests, way.name, temperature, way.shape.depth)
+        sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
+        found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
+        if found is None:
+            return None
+        found.timer.measure_for(_PILOT_SECONDS)
+        return found.model()
+
+    def _pilot_requests(self, way: Way, temperature: float) -> list[Request]:
+        """The beginnings of a few answers, one of each category. Nothing is decoded without drafting: a drafted answer
+        stands for the target's own, which it equals or is distributed as."""
+        target, settings = self.target, self.settings
+        decoder = Decoder(target, way.drafter, way.shape, settings.sampling(temperature), settings.rule)
         way.drafter.forget()
         requests = []
         chosen = categories_first(self.prompts)[:_PILOT_PROMPTS]
-        about = f"choosing lengths of {way.name}'s drafts"
+        about = f"a few drafts of {way.name}"
         for index in tqdm(chosen, about, unit="request", leave=False, disable=not self.progress):
             prompt = self.prompts[index]
             ids = encode(target.tokenizer, prompt.opening)
             drafted = decoder.generate(ids, min(_PILOT_TOKENS, settings.max_new_tokens), settings.seed + index)
             requests.append(Request(index, prompt.category, drafted, drafted, ids, None))
-        result = summarize(requests, way.name, temperature, way.shape.depth)
-        cost = CostSettings((1,), ())
-        found = costs(target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
-        if found is None:
-            return None
-        found.timer.measure_for(_PILOT_SECONDS)
-        return found.model()
+        return requests
 
     def _samples(self, result: Result, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """The recorded answers, as segments that say where each came from."""

@@ -32,7 +32,7 @@ def speculative_config(num_draft_tokens: int) -> dict[str, Any]:
 def chain_rule(shape: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The rule that ends chains, of a shape as ``conf/decoding/shape`` describes it. Raises UserError for a tree."""
     if shape is not None and not str(shape["_target_"]).endswith(".chain"):
-        wanted = "chain, confident_chain, entropy_chain or goodput_chain"
+        wanted = "chain, confident_chain, entropy_chain, goodput_chain or learned_chain"
         raise UserError(f"decoding/shape is made by {shape['_target_']}, but vLLM verifies chains: expected {wanted}")
     return None if shape is None else shape.get("stop")
 

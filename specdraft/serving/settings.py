@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from specdraft.decoding.stopping import Goodput, Stop
+from specdraft.decoding.stopping import Stop
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import load_drafter
 from specdraft.drafters.hybrid import Hybrid
@@ -64,9 +64,8 @@ class ProposerSettings:
             wanted = "a draft model, or no rule"
             raise UserError(f"{drafter.family} has no distributions for a rule that ends drafts: expected {wanted}")
         stop = None if self.stop is None else _build(self.stop)
-        if stop == Goodput():
-            wanted = "decoding.shape.stop.price=NUMBER, as evaluate.py measures it (token_prices in evaluation.json)"
-            raise UserError(f"drafts are to end where a token does not pay, but not what one takes: expected {wanted}")
+        if lacks := getattr(stop, "lacks", None):
+            raise UserError(f"the rule that is to end drafts ({stop}) is not measured: expected {lacks}")
         if retrieval is not None:
             drafter = Hybrid(drafter, retrieval, self.retrieval_min_tokens)
         return drafter.eval(), stop

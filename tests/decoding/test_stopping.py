@@ -16,7 +16,17 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
-from specdraft.decoding.stopping import Confidence, EntropyBound, Goodput, Stop, price_of_a_token
+from specdraft.decoding.stopping import (
+    Confidence,
+    EntropyBound,
+    Goodput,
+    Learned,
+    Recording,
+    Stop,
+    evidence,
+    learn_weights,
+    price_of_a_token,
+)
 from specdraft.errors import UserError
 from tests.chance import REJECTED
 from tests.decoding.markov import Markov
@@ -39,6 +49,7 @@ class FourByFour:
 
 
 STOPS = [Confidence(0.5), Confidence(0.3, joint=True), EntropyBound(0.2, 0.45), FourByFour(Goodput(0.35))]
+STOPS += [Learned(0.45, (0.5, 1.5, -0.5, 0.8))]
 
 
 def test_confidence_is_of_the_next_token_or_of_the_whole_chain():
@@ -66,6 +77,49 @@ def test_goodput_is_of_all_requests():
     assert str(Goodput()) == "while a token pays" and str(Goodput(0.38)) == "while a token brings 0.38"
     with pytest.raises(UserError, match="a price of -1 tokens"):
         Goodput(-1)
+
+
+def test_learned_is_a_logistic_regression():
+    q = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    kept = torch.tensor([0.5, 0.0])
+    found = evidence(q, kept)
+    assert found[0].tolist() == pytest.approx([1.0, math.log(0.5), math.log(2), math.log(0.5)])
+    assert found[1, :3].tolist() == [1.0, 0.0, 0.0] and math.isfinite(found[1, 3])
+    weights = (1.0, 2.0, -0.5, 0.25)
+    score = 1 + 2 * math.log(0.5) - 0.5 * math.log(2) + 0.25 * math.log(0.5)
+    chance_of_it = 1 / (1 + math.exp(-score))
+    for least, ends in ((chance_of_it + 1e-4, True), (chance_of_it - 1e-4, False)):
+        assert Learned(least, weights)(q[:1], kept[:1]).tolist() == [ends]
+    assert Learned()(q, kept).tolist() == [False, False] and Learned().lacks and not Learned(0.3, weights).lacks
+    assert hash(Learned(0.3, list(weights))) == hash(Learned(0.3, weights))
+    assert str(Learned()) == "while accepted with 0.3, as is to be learned"
+    for options, said in (((1.2,), "a chance of 1.2"), ((0.3, [1.0]), "by 1 learned weights: expected 4")):
+        with pytest.raises(UserError, match=said):
+            Learned(*options)
+
+
+def test_weights_are_those_that_made_the_data():
+    made = torch.tensor([0.4, 1.2, -0.7, 0.9])
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn((40000, 8), generator=generator)
+    found = evidence(logits.softmax(-1), torch.rand(40000, generator=generator))
+    accepted = torch.rand(40000, generator=generator) < (found @ made).sigmoid()
+    assert learn_weights(found, accepted) == pytest.approx(made.tolist(), abs=0.15)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_weights_are_finite_where_all_ended_alike(accepted):
+    found = evidence(torch.rand((30, 5)).softmax(-1), torch.rand(30))
+    weights = learn_weights(found, torch.full((30,), accepted))
+    assert all(abs(weight) < 20 for weight in weights)
+    assert ((found @ torch.tensor(weights)).sigmoid() > 0.5).eq(accepted).all()
+
+
+def test_a_recording_ends_nothing():
+    recording = Recording()
+    q, kept = torch.tensor([[0.9, 0.1], [0.5, 0.5]]), torch.tensor([1.0, 1e-9])
+    assert recording(q, kept).tolist() == [False, False]
+    assert torch.equal(recording.found[0], evidence(q, kept)) and hash(recording) == id(recording)
 
 
 def test_the_price_of_a_token():

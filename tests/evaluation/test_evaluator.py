@@ -12,7 +12,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.rules import Typical
 from specdraft.decoding.shapes import StaticTree
-from specdraft.decoding.stopping import Goodput
+from specdraft.decoding.stopping import Goodput, Learned
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
@@ -316,3 +316,17 @@ def test_drafts_end_at_the_price_that_was_measured(target, prompts, monkeypatch)
     assert list(evaluation.settings["token_prices"]) == ["draft_model, T=0"] and set(seen) == {price}
     assert 0.0999 < price < 0.9  # a tenth of a step, times what is gained with the best chain, nine tokens at most
     assert evaluation.settings["draft_tree"] == "chain of 8, while a token pays"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("layers", [1, 4])
+def test_drafts_end_by_what_was_learned_of_a_few(layers, temperature, target, prompts):
+    """Of a draft that is hardly ever accepted nothing is drafted; the target itself, all of it, goes on to the end."""
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=layers)
+    settings = replace(SETTINGS, shape=StaticTree.chain(6, stop=Learned(0.5)), temperatures=(temperature,))
+    evaluation = evaluate(target, drafter, prompts[:3], settings, {"prompt_lookup": PromptLookup()}, progress=False)
+    ((name, weights),) = evaluation.settings["stop_weights"].items()  # a look-up has no distribution
+    assert name == f"draft_model, T={temperature:g}" and len(weights) == 4
+    counts = evaluation.results[0].counts
+    assert counts.drafted == (0 if layers == 1 else counts.rounds * 6)
