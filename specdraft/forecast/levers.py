@@ -35,6 +35,7 @@ _LEVERS = {
     "data.num_proc": None,
     "data.num_workers": None,
     "data.cache_dir": None,
+    "data.share": None,
     "data.read_ahead": None,
     "data.seed": None,
     "data.benchmark": None,
