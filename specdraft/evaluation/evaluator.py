@@ -1,13 +1,11 @@
 """Measure a drafter by really decoding with it, beside the same loop without it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from specdraft.data.prompts import Prompt, categories_first, check_lengths, encode
@@ -15,19 +13,20 @@ from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe
-from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
-from specdraft.decoding.stopping import Goodput, Learned, Recording, learn_weights, price_of_a_token
+from specdraft.decoding.shapes import AUTO, StaticTree
 from specdraft.decoding.trace import segments
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import first_difference
+from specdraft.evaluation.pilot import Pilot
 from specdraft.evaluation.results import Request, Result, distinct_ngrams, summarize
-from specdraft.evaluation.settings import EvaluationSettings, drafted
+from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
-from specdraft.evaluation.speedup.model import CostModel, CostSettings
+from specdraft.evaluation.speedup.model import CostSettings
 from specdraft.evaluation.speedup.roofline import measure_roofline
-from specdraft.export.engine import GREEDY, SAMPLED, Engine
+from specdraft.evaluation.ways import Way, ways_of
+from specdraft.export.engine import GREEDY, Engine
 from specdraft.redaction import redact
 from specdraft.targets.loading import template_hash
 
@@ -36,22 +35,6 @@ if TYPE_CHECKING:
     from specdraft.targets import Target
 
 _WARM_UP_TOKENS = 16
-_PILOT_PROMPTS, _PILOT_TOKENS, _PILOT_SECONDS = 8, 32, 2.0
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way of drafting: a drafter under its name, a shape. beside: only for comparison with what is evaluated."""
-
-    name: str
-    drafter: "Drafter"
-    shape: Shape
-    beside: bool = False
-
-    @property
-    def drafting(self) -> str:
-        """Of this shape: sampled, or greedy."""
-        return SAMPLED if isinstance(self.shape, StaticTree) and self.shape.sampled else GREEDY
 
 
 def evaluate(
@@ -102,6 +85,7 @@ def evaluate(
     }
     evaluation = Evaluation(redact(recorded), [], [], {}, measure_roofline(target))
     evaluator = _Evaluator(target, prompts, settings, progress, evaluation)
+    pilot = Pilot(target, prompts, settings, progress, evaluation.settings)
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with ExitStack() as stack:
         stack.enter_context(compiling(wanted(settings.compile, target.device)))
@@ -111,10 +95,10 @@ def evaluate(
                 stack.enter_context(ready_to_decode(each))
         bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))
         for temperature in settings.temperatures:
-            ways = list(_ways(drafters, shape, draftings if temperature else (GREEDY,)))
+            ways = list(ways_of(drafters, shape, draftings if temperature else (GREEDY,)))
             if settings.num_draft_tokens == AUTO:
-                ways = [replace(way, shape=evaluator.chain_that_pays(way, temperature)) for way in ways]
-            ways = [replace(way, shape=evaluator.settled(way, temperature)) for way in ways]
+                ways = [replace(way, shape=pilot.chain_that_pays(way, temperature)) for way in ways]
+            ways = [replace(way, shape=pilot.settled(way, temperature)) for way in ways]
             requests = evaluator.decode(ways, temperature, bar)
             baseline = [request.baseline.tokens for request in requests[ways[0]]]
             evaluation.distinct_4gram[temperature] = distinct_ngrams(baseline, 4)
@@ -125,14 +109,6 @@ def evaluate(
         if models and (advice := advise(models, each.family, draftings[0], engine)):
             evaluation.advice.append(advice)
     return evaluation
-
-
-def _ways(drafters: "Mapping[str, Drafter]", shape: Shape, draftings: Sequence[str]) -> Iterator[Way]:
-    """The first drafting with every drafter, then the other ones with those that it makes a difference to."""
-    for beside, drafting in enumerate(draftings):
-        for name, drafter in drafters.items():
-            if not beside or (drafter.draws and isinstance(shape, StaticTree)):
-                yield Way(name, drafter, drafted(shape, drafting if drafter.draws else GREEDY), bool(beside))
 
 
 @dataclass(frozen=True)
@@ -192,79 +168,6 @@ class _Evaluator:
             }
             for shape, each in measured.items()
         )
-
-    def chain_that_pays(self, way: Way, temperature: float) -> Shape:
-        """The chain of at most ``way.shape``'s length that promises most; the usual one where there are no parameters,
-        as drafting costs nothing then."""
-        best = StaticTree.chain(draft_tokens(AUTO))
-        if way.drafter.draws and way.drafter.rates_hold:
-            model = self._pilot(way, temperature)
-            most = None if model is None else model.best(1)
-            best = StaticTree.chain(1 if most is None else most.tokens)
-        return replace(best, sampled=isinstance(way.shape, StaticTree) and way.shape.sampled)
-
-    def settled(self, way: Way, temperature: float) -> Shape:
-        """``way.shape``; if it ends by a rule for which something has to be measured, with that."""
-        shape = way.shape
-        stop = shape.stop if isinstance(shape, StaticTree) and way.drafter.draws else None
-        if not isinstance(shape, StaticTree) or not getattr(stop, "lacks", None):
-            return shape
-        about = f"{way.name}, T={temperature:g}"
-        if isinstance(stop, Learned):
-            stop = replace(stop, weights=self._weights(way, shape, temperature))
-            self.evaluation.settings.setdefault("stop_weights", {})[about] = stop.weights
-        elif isinstance(stop, Goodput):
-            stop = Goodput(self._price(way, shape, temperature))
-            self.evaluation.settings.setdefault("token_prices", {})[about] = stop.price
-        return replace(shape, stop=stop)
-
-    def _weights(self, way: Way, shape: StaticTree, temperature: float) -> list[float]:
-        """What a pilot teaches a ``Learned`` rule."""
-        recording, levels = Recording(), torch.arange(shape.depth)
-        accepted, whole = list[Tensor](), list[bool]()
-        for request in self._pilot_requests(replace(way, shape=replace(shape, stop=recording)), temperature):
-            rounds = request.drafted.accepted
-            accepted += [levels < count for count in rounds]
-            whole += [number + 1 < len(rounds) for number in range(len(rounds))]  # the last one may be cut short
-        found = torch.cat(recording.found).cpu().unflatten(0, (-1, shape.depth))[whole]  # [rounds, levels, 4]
-        return learn_weights(found.flatten(0, 1), torch.stack(accepted)[whole].flatten())
-
-    def _price(self, way: Way, shape: StaticTree, temperature: float) -> float:
-        """What a token has to bring: ``Goodput.price``. Of a draft that is never accepted no token pays."""
-        model = self._pilot(replace(way, shape=replace(shape, stop=None)), temperature)
-        most = None if model is None else model.best(1)
-        if model is None or most is None:
-            return 1.0
-        taken = most.draft_seconds + most.verify_seconds
-        return price_of_a_token(most.tokens, most.speedup, taken, model.target_step_seconds[1])
-
-    def _pilot(self, way: Way, temperature: float) -> CostModel | None:
-        """What chains of up to ``way.shape``'s length promise, and the times of the steps, by a pilot. None if nothing
-        was accepted."""
-        requests, settings = self._pilot_requests(way, temperature), self.settings
-        result = summarize(requests, way.name, temperature, way.shape.depth)
-        sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
-        found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
-        if found is None:
-            return None
-        found.timer.measure_for(_PILOT_SECONDS)
-        return found.model()
-
-    def _pilot_requests(self, way: Way, temperature: float) -> list[Request]:
-        """The beginnings of a few answers, one of each category. Nothing is decoded without drafting: a drafted answer
-        stands for the target's own, which it equals or is distributed as."""
-        target, settings = self.target, self.settings
-        decoder = Decoder(target, way.drafter, way.shape, settings.sampling(temperature), settings.rule)
-        way.drafter.forget()
-        requests = []
-        chosen = categories_first(self.prompts)[:_PILOT_PROMPTS]
-        about = f"a few drafts of {way.name}"
-        for index in tqdm(chosen, about, unit="request", leave=False, disable=not self.progress):
-            prompt = self.prompts[index]
-            ids = encode(target.tokenizer, prompt.opening)
-            drafted = decoder.generate(ids, min(_PILOT_TOKENS, settings.max_new_tokens), settings.seed + index)
-            requests.append(Request(index, prompt.category, drafted, drafted, ids, None))
-        return requests
 
     def _samples(self, result: Result, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """The recorded answers, as segments that say where each came from."""

@@ -5,57 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.data.prompts import encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.rules import Typical
 from specdraft.decoding.shapes import StaticTree
-from specdraft.decoding.stopping import Goodput, Learned
-from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
-from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, write_report
+from specdraft.evaluation import evaluate, write_report
 from specdraft.evaluation.report.pages import html, table
 from specdraft.evaluation.speedup.model import CostSettings
-from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
 from specdraft.export.transformers import Transformers
 from specdraft.export.vllm import VLLM
-from specdraft.targets import Target
-
-SETTINGS = EvaluationSettings(num_draft_tokens=3, temperatures=(0.0, 1.0), max_new_tokens=24, seed=3)
-
-
-@pytest.fixture(scope="module")
-def target(tokenizer):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return Target.from_model(LlamaForCausalLM(config), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def prompts():
-    def prompt(text, category, *follow_ups):
-        return Prompt(text, category, ({"role": "user", "content": text},), follow_ups, f"{text}:1")
-
-    return [
-        prompt("def a", "code"),
-        prompt("return", "code"),
-        prompt("Hello", "chat", "and then?"),
-        prompt("x", "chat"),
-    ]
+from tests.evaluation.conftest import SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -269,64 +233,3 @@ def test_table_and_page_say_which_drafts_a_number_is_of(for_vllm, target, prompt
     drafter = Medusa.for_target(target, num_heads=3)
     (only,) = evaluate(target, drafter, prompts, explicit, progress=False, engine=VLLM()).results
     assert only.drafting == "sampled" and not only.beside
-
-
-def measured(monkeypatch, cost):
-    """Two of three drafted tokens are right, and each takes ``cost`` of a plain step."""
-
-    def times(timer):
-        return {(1, shape): StepTime(cost * (shape.depth if shape else 0), 1.0) for shape in timer.decoders}
-
-    monkeypatch.setattr(StepTimer, "times", times)
-    monkeypatch.setattr(StepTimer, "measure_for", lambda timer, seconds: None)
-    monkeypatch.setattr("specdraft.evaluation.speedup.measure.draft_ranks", lambda *_: torch.zeros(0))
-    monkeypatch.setattr("specdraft.evaluation.speedup.measure.rank_accuracies", lambda *_: [[]] * 8)
-    rates = [1 + sum(0.66**i for i in range(1, k + 1)) for k in range(1, 9)]
-    lengths = iter([*rates] * 2)
-    monkeypatch.setattr("specdraft.evaluation.speedup.measure.replayed_acceptance_length", lambda *_: next(lengths))
-
-
-@pytest.mark.parametrize(("cost", "expected"), [(0.0, 8), (0.4, 1)])
-def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expected):
-    """Free drafts are worth all eight, dear ones a single one."""
-    measured(monkeypatch, cost)
-    torch.manual_seed(0)
-    drafter = DraftModel.for_target(target, copy_layers=4)
-    settings = replace(SETTINGS, num_draft_tokens="auto", temperatures=(0.0,))
-    compare = {"prompt_lookup": PromptLookup()}
-    evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
-    ours, lookup = evaluation.results
-    assert ours.counts.num_draft_tokens == expected
-    assert lookup.counts.num_draft_tokens == 5  # it costs nothing
-    assert evaluation.settings["num_draft_tokens"] == "auto"
-    assert "chains, as long as pays" in table(evaluation)
-    assert f"draft_model, K = {expected}: draft acceptance rate" in table(evaluation)
-
-
-def test_drafts_end_at_the_price_that_was_measured(target, prompts, monkeypatch):
-    measured(monkeypatch, 0.1)
-    torch.manual_seed(0)
-    drafter = DraftModel.for_target(target, copy_layers=4)
-    settings = replace(SETTINGS, shape=StaticTree.chain(8, stop=Goodput()), temperatures=(0.0,))
-    compare = {"prompt_lookup": PromptLookup()}
-    seen = []
-    monkeypatch.setattr(Goodput, "__call__", lambda stop, q, kept: seen.append(stop.price) or kept < -1)
-    evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
-    price = evaluation.settings["token_prices"]["draft_model, T=0"]
-    assert list(evaluation.settings["token_prices"]) == ["draft_model, T=0"] and set(seen) == {price}
-    assert 0.0999 < price < 0.9  # a tenth of a step, times what is gained with the best chain, nine tokens at most
-    assert evaluation.settings["draft_tree"] == "chain of 8, while a token pays"
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("layers", [1, 4])
-def test_drafts_end_by_what_was_learned_of_a_few(layers, temperature, target, prompts):
-    """Of a draft that is hardly ever accepted nothing is drafted; the target itself, all of it, goes on to the end."""
-    torch.manual_seed(0)
-    drafter = DraftModel.for_target(target, copy_layers=layers)
-    settings = replace(SETTINGS, shape=StaticTree.chain(6, stop=Learned(0.5)), temperatures=(temperature,))
-    evaluation = evaluate(target, drafter, prompts[:3], settings, {"prompt_lookup": PromptLookup()}, progress=False)
-    ((name, weights),) = evaluation.settings["stop_weights"].items()  # a look-up has no distribution
-    assert name == f"draft_model, T={temperature:g}" and len(weights) == 4
-    counts = evaluation.results[0].counts
-    assert counts.drafted == (0 if layers == 1 else counts.rounds * 6)

@@ -1,0 +1,108 @@
+"""A few drafts before an evaluation, where something about its ways has to be measured first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from specdraft.data.prompts import Prompt, categories_first, encode
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
+from specdraft.decoding.stopping import Goodput, Learned, Recording, learn_weights, price_of_a_token
+from specdraft.evaluation.results import Request, summarize
+from specdraft.evaluation.settings import EvaluationSettings
+from specdraft.evaluation.speedup.measure import costs
+from specdraft.evaluation.speedup.model import CostModel, CostSettings
+from specdraft.evaluation.ways import Way
+
+if TYPE_CHECKING:
+    from specdraft.targets import Target
+
+_PROMPTS, _TOKENS, _SECONDS = 8, 32, 2.0
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """Decodes the beginnings of a few answers; ``recorded``: the evaluation's settings, which take what was found."""
+
+    target: "Target"
+    prompts: Sequence[Prompt]
+    settings: EvaluationSettings
+    progress: bool
+    recorded: dict[str, Any]
+
+    def chain_that_pays(self, way: Way, temperature: float) -> Shape:
+        """The chain of at most ``way.shape``'s length that promises most; the usual one where there are no parameters,
+        as drafting costs nothing then."""
+        best = StaticTree.chain(draft_tokens(AUTO))
+        if way.drafter.draws and way.drafter.rates_hold:
+            model = self._model(way, temperature)
+            most = None if model is None else model.best(1)
+            best = StaticTree.chain(1 if most is None else most.tokens)
+        return replace(best, sampled=isinstance(way.shape, StaticTree) and way.shape.sampled)
+
+    def settled(self, way: Way, temperature: float) -> Shape:
+        """``way.shape``; if it ends by a rule for which something has to be measured, with that."""
+        shape = way.shape
+        stop = shape.stop if isinstance(shape, StaticTree) and way.drafter.draws else None
+        if not isinstance(shape, StaticTree) or not getattr(stop, "lacks", None):
+            return shape
+        about = f"{way.name}, T={temperature:g}"
+        if isinstance(stop, Learned):
+            stop = replace(stop, weights=self._weights(way, shape, temperature))
+            self.recorded.setdefault("stop_weights", {})[about] = stop.weights
+        elif isinstance(stop, Goodput):
+            stop = Goodput(self._price(way, shape, temperature))
+            self.recorded.setdefault("token_prices", {})[about] = stop.price
+        return replace(shape, stop=stop)
+
+    def _weights(self, way: Way, shape: StaticTree, temperature: float) -> list[float]:
+        """What a pilot teaches a ``Learned`` rule."""
+        recording, levels = Recording(), torch.arange(shape.depth)
+        accepted, whole = list[Tensor](), list[bool]()
+        for request in self._requests(replace(way, shape=replace(shape, stop=recording)), temperature):
+            rounds = request.drafted.accepted
+            accepted += [levels < count for count in rounds]
+            whole += [number + 1 < len(rounds) for number in range(len(rounds))]  # the last one may be cut short
+        found = torch.cat(recording.found).cpu().unflatten(0, (-1, shape.depth))[whole]  # [rounds, levels, 4]
+        return learn_weights(found.flatten(0, 1), torch.stack(accepted)[whole].flatten())
+
+    def _price(self, way: Way, shape: StaticTree, temperature: float) -> float:
+        """What a token has to bring: ``Goodput.price``. Of a draft that is never accepted no token pays."""
+        model = self._model(replace(way, shape=replace(shape, stop=None)), temperature)
+        most = None if model is None else model.best(1)
+        if model is None or most is None:
+            return 1.0
+        taken = most.draft_seconds + most.verify_seconds
+        return price_of_a_token(most.tokens, most.speedup, taken, model.target_step_seconds[1])
+
+    def _model(self, way: Way, temperature: float) -> CostModel | None:
+        """What chains of up to ``way.shape``'s length promise, and the times of the steps, by a pilot. None if nothing
+        was accepted."""
+        requests, settings = self._requests(way, temperature), self.settings
+        result = summarize(requests, way.name, temperature, way.shape.depth)
+        sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
+        found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
+        if found is None:
+            return None
+        found.timer.measure_for(_SECONDS)
+        return found.model()
+
+    def _requests(self, way: Way, temperature: float) -> list[Request]:
+        """The beginnings of a few answers, one of each category. Nothing is decoded without drafting: a drafted answer
+        stands for the target's own, which it equals or is distributed as."""
+        target, settings = self.target, self.settings
+        decoder = Decoder(target, way.drafter, way.shape, settings.sampling(temperature), settings.rule)
+        way.drafter.forget()
+        requests = []
+        chosen = categories_first(self.prompts)[:_PROMPTS]
+        about = f"a few drafts of {way.name}"
+        for index in tqdm(chosen, about, unit="request", leave=False, disable=not self.progress):
+            prompt = self.prompts[index]
+            ids = encode(target.tokenizer, prompt.opening)
+            drafted = decoder.generate(ids, min(_TOKENS, settings.max_new_tokens), settings.seed + index)
+            requests.append(Request(index, prompt.category, drafted, drafted, ids, None))
+        return requests

@@ -1,0 +1,76 @@
+"""What is measured by a few drafts before an evaluation: lengths that pay, prices of tokens, weights of a rule."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdraft.decoding.shapes import StaticTree
+from specdraft.decoding.stopping import Goodput, Learned
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.evaluation import evaluate
+from specdraft.evaluation.report.pages import table
+from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
+from tests.evaluation.conftest import SETTINGS
+
+
+def measured(monkeypatch, cost):
+    """Two of three drafted tokens are right, and each takes ``cost`` of a plain step."""
+
+    def times(timer):
+        return {(1, shape): StepTime(cost * (shape.depth if shape else 0), 1.0) for shape in timer.decoders}
+
+    monkeypatch.setattr(StepTimer, "times", times)
+    monkeypatch.setattr(StepTimer, "measure_for", lambda timer, seconds: None)
+    monkeypatch.setattr("specdraft.evaluation.speedup.measure.draft_ranks", lambda *_: torch.zeros(0))
+    monkeypatch.setattr("specdraft.evaluation.speedup.measure.rank_accuracies", lambda *_: [[]] * 8)
+    rates = [1 + sum(0.66**i for i in range(1, k + 1)) for k in range(1, 9)]
+    lengths = iter([*rates] * 2)
+    monkeypatch.setattr("specdraft.evaluation.speedup.measure.replayed_acceptance_length", lambda *_: next(lengths))
+
+
+@pytest.mark.parametrize(("cost", "expected"), [(0.0, 8), (0.4, 1)])
+def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expected):
+    """Free drafts are worth all eight, dear ones a single one."""
+    measured(monkeypatch, cost)
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=4)
+    settings = replace(SETTINGS, num_draft_tokens="auto", temperatures=(0.0,))
+    compare = {"prompt_lookup": PromptLookup()}
+    evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
+    ours, lookup = evaluation.results
+    assert ours.counts.num_draft_tokens == expected
+    assert lookup.counts.num_draft_tokens == 5  # it costs nothing
+    assert evaluation.settings["num_draft_tokens"] == "auto"
+    assert "chains, as long as pays" in table(evaluation)
+    assert f"draft_model, K = {expected}: draft acceptance rate" in table(evaluation)
+
+
+def test_drafts_end_at_the_price_that_was_measured(target, prompts, monkeypatch):
+    measured(monkeypatch, 0.1)
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=4)
+    settings = replace(SETTINGS, shape=StaticTree.chain(8, stop=Goodput()), temperatures=(0.0,))
+    compare = {"prompt_lookup": PromptLookup()}
+    seen = []
+    monkeypatch.setattr(Goodput, "__call__", lambda stop, q, kept: seen.append(stop.price) or kept < -1)
+    evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
+    price = evaluation.settings["token_prices"]["draft_model, T=0"]
+    assert list(evaluation.settings["token_prices"]) == ["draft_model, T=0"] and set(seen) == {price}
+    assert 0.0999 < price < 0.9  # a tenth of a step, times what is gained with the best chain, nine tokens at most
+    assert evaluation.settings["draft_tree"] == "chain of 8, while a token pays"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("layers", [1, 4])
+def test_drafts_end_by_what_was_learned_of_a_few(layers, temperature, target, prompts):
+    """Of a draft that is hardly ever accepted nothing is drafted; the target itself, all of it, goes on to the end."""
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=layers)
+    settings = replace(SETTINGS, shape=StaticTree.chain(6, stop=Learned(0.5)), temperatures=(temperature,))
+    evaluation = evaluate(target, drafter, prompts[:3], settings, {"prompt_lookup": PromptLookup()}, progress=False)
+    ((name, weights),) = evaluation.settings["stop_weights"].items()  # a look-up has no distribution
+    assert name == f"draft_model, T={temperature:g}" and len(weights) == 4
+    counts = evaluation.results[0].counts
+    assert counts.drafted == (0 if layers == 1 else counts.rounds * 6)
