@@ -3,12 +3,12 @@
 R = positions of the flat batch, N = positions of a pass, n = queries, B = requests, m = nodes of a level, H = hidden
 size, V = vocabulary.
 
-The adapter is an attention between two norms, without an MLP (section 3.1); the target's own LM head reads it. A draft
+The adapter is an attention between two norms, without an MLP; the target's own LM head reads it. A draft
 is never behind on the text: the first layers' keys of it stand in the target's cache, and the adapter's own are made
 from what the target has computed on its way. So the draft of a token is a function of the text alone, whatever its
-depth, and one step of training is all that there is to learn (section 3.2).
+depth, and one step of training is all that there is to learn.
 
-Section 3.2's second exit, where the draft ends when it is unsure, is ``decoding/shape=confident_chain``."""
+The paper's second exit, where a draft ends when it is unsure, is ``decoding/shape=confident_chain``."""
 
 from functools import cached_property
 from typing import Any

@@ -33,7 +33,8 @@ def bootstrap_interval(
 ) -> Interval | None:
     """Bootstrap-t interval of ``statistic``, or None where it is undefined: below two prompts.
     columns: ``[P, C]``, sums per prompt. bounds: what the statistic cannot leave. Standard errors are the jackknife's;
-    resamples in which the statistic or its error is undefined (no prompt drafted anything) are left out."""
+    resamples in which the statistic or its error is undefined (no prompt drafted anything, or all draws are of one
+    prompt, whose spread is rounding) are left out."""
     columns = columns.double()
     prompts = columns.shape[0]
     if prompts < 2:
@@ -50,7 +51,7 @@ def bootstrap_interval(
     parts = weights.split(max(1, _ELEMENTS // columns.numel()))
     values, errors = (torch.cat(each) for each in zip(*(_estimates(columns, w, statistic) for w in parts), strict=True))
     t = (values - value) / errors
-    t = t[t.isfinite() & errors.isfinite()]
+    t = t[t.isfinite() & errors.isfinite() & ((weights > 0).sum(1) > 1)]
     student = student_quantile((1 + confidence) / 2, prompts - 1)
     lower = upper = student
     if t.numel():

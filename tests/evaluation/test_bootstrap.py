@@ -51,6 +51,18 @@ def test_ratio_of_sums_weights_prompts_by_their_size():
     assert (low + high) / 2 == pytest.approx(10 / 11)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_three_prompts_whose_shares_round(seed):
+    """A ninth of the resamples draw one prompt three times; its spread is zero, or what rounding makes of it."""
+    table = torch.rand((3, 4), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.7
+
+    def speedup(sums):
+        return (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3])
+
+    low, high = bootstrap_interval(table, speedup)
+    assert -100 < low < high < 100
+
+
 def test_seeded():
     values = columns(torch.arange(9.0))
     assert bootstrap_interval(values, mean, seed=3) == bootstrap_interval(values, mean, seed=3)

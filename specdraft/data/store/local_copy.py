@@ -29,7 +29,7 @@ def local_copy(bucket: Bucket) -> Path:
     with exclusive(folder.with_suffix(".lock")):
         files = [split.file for split in index.contents.splits.values()]
         files += [file for shards in index.shards.values() for file in shards]
-        for stale in {file.name for file in folder.iterdir()} - set(files):  # of a store that was here before
+        for stale in {file.name for file in folder.iterdir()} - {*files, INDEX}:  # of a store before
             (folder / stale).unlink()
         sizes = {file: bucket.size(file) for file in files if not (folder / file).exists()}
         needed, free = sum(sizes.values()), shutil.disk_usage(folder).free

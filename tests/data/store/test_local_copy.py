@@ -52,6 +52,20 @@ def test_a_copy_is_made_once_and_goes_on_where_it_was(making, bucket, monkeypatc
     assert sorted(loaded) == sorted([first.name, "index.json"])
 
 
+def test_other_ranks_read_the_index_while_one_looks_for_what_is_missing(making, bucket, monkeypatch):
+    written(making, bucket)
+    folder = local_copy(bucket)
+    download, seen = Bucket.download, []
+
+    def watched(self, name, file):
+        seen.append((folder / "index.json").is_file())
+        return download(self, name, file)
+
+    monkeypatch.setattr(Bucket, "download", watched)
+    local_copy(bucket)
+    assert seen == [True]
+
+
 def test_another_store_at_the_same_place_replaces_the_copy(making, bucket):
     written(making, bucket)
     before = {file.name for file in local_copy(bucket).iterdir()}
