@@ -7,7 +7,8 @@ tokens that the rule accepts is compared with what theory says of it, the mean o
     python benchmarks/families.py                         train, evaluate, write the result and the table of the docs
     python benchmarks/families.py --families medusa eagle3 --steps 200 --no-docs
     python benchmarks/families.py --target smollm2-135m --benchmark chat --families eagle3 mtp p_eagle dflash \
-      --overrides data.store=build/smollm2-store data.batch_size=2
+      --steps 200 --overrides data.store=build/smollm2-store data.batch_size=2 model.optimizer.name=muon \
+      model.optimizer.muon_learning_rate=3e-3
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -79,8 +80,8 @@ def train(name: str, target: str, steps: int, overrides: list[str], directory: P
         command = [sys.executable, "train.py", *MODELS.get(name, (f"model={name}",)), f"target={target}", *overrides]
         options = [
             f"trainer.max_steps={steps}",
-            f"live.every_n_steps={steps // 2}",
-            f"trainer.val_check_interval={steps // 2}",
+            f"live.every_n_steps={steps}",
+            f"trainer.val_check_interval={steps}",
             "evaluate=false",
             "export=null",
         ]

@@ -6,7 +6,7 @@ B = requests, n = the most tokens that one of them emitted."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from specdraft.decoding.passes import Pass, Riders, Texts
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import ForcedPath, Shape
 from specdraft.decoding.tree import DraftTrees
+
+if TYPE_CHECKING:
+    from specdraft.decoding.grammar import Followed
 
 
 class Features(Protocol):
@@ -30,6 +33,8 @@ class Target(Protocol):
     """See ``targets/language_model.py``."""
 
     max_length: int
+    vocab_size: int
+    tokenizer: Any
 
     @property
     def device(self) -> torch.device: ...
@@ -60,6 +65,10 @@ class Drafting(ABC):
     def borrow(self, cache: StaticCache) -> None:  # noqa: B027 (most drafters have a cache of their own, or none)
         """The target's cache, whose rows are those of the requests: the target has read all of a text but its last
         token. A draft may write from there on, where the target's next pass writes again."""
+
+    def constrain(self, grammar: "Followed") -> None:  # noqa: B027 (what looks drafts up has no distribution to mask)
+        """Answers follow a grammar, and so may drafts: where the requests stand in it. A draft that does not is exact
+        all the same, and rejected where it breaks the grammar."""
 
     def num_read(self, shape: Shape) -> int:
         """The most tokens that a pass of the target reads for a draft of this ``shape``, whatever rides along too."""

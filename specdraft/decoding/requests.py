@@ -72,6 +72,10 @@ class Requests:
         self.cache = self.target.new_cache(rows, capacity)
         if self.drafting is not None:
             self.drafting.borrow(self.cache)
+        self.grammar = None if self.sampling.grammar is None else self.sampling.grammar.follow(self.target, rows)
+        if self.sampling.grammar is not None and self.sampling.grammar.masks_drafts and self.drafting is not None:
+            assert self.grammar is not None
+            self.drafting.constrain(self.grammar)
         self.last, self.lengths, self.seeds = torch.zeros((3, rows), dtype=torch.int64, device=device)
 
     def begin(self, number: int, prompt: Sequence[int], limit: int, seed: int) -> Request:
@@ -82,6 +86,9 @@ class Requests:
         features = target.step(reading, self.cache, self.layers, row)
         logits = target.logits(features.last[:, -1])
         self.lengths[row], self.seeds[row] = len(prompt), Chance.mixed(seed)
+        if self.grammar is not None:
+            self.grammar.begin(row)
+            logits = self.grammar.mask(logits[:, None], first=row)[:, 0]
         if self.sampling.greedy:
             first = logits.argmax(-1)
         else:
@@ -97,6 +104,8 @@ class Requests:
             read = Texts(torch.ones(1, dtype=torch.int64, device=device), 1, row)
             self.drafting.advance(read, torch.cat([reading.ids[:, 1:], first[:, None]], dim=1), counts, features)
         request = Request(number, len(prompt), limit, Generation(first.tolist()))
+        if self.grammar is not None:
+            self.grammar.advance(row, request.result.tokens)
         if self.method.trace:
             request.result.trace = Trace(list(prompt), request.result.tokens[0])
         request.result.prefill_seconds = time.perf_counter() - started
@@ -113,7 +122,7 @@ class Requests:
         riders = None if self.drafting is None else self.drafting.ride(texts)
         marks.append(self.clock.mark())
         logits, features = self._verify(texts, trees, self.layers, riders)
-        verdict = self._accept(trees, logits)
+        verdict = self._accept(trees, self._allowed(logits, trees))
         marks.append(self.clock.mark())
         if self.drafting is not None and self.drafting.top_tokens:
             alive = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))
@@ -134,7 +143,7 @@ class Requests:
         lengths = [request.length for request in self.under_way]
         texts = Texts(self.lengths[: len(lengths)], max(lengths))
         trees = empty(len(lengths), self.target.device)
-        logits, _ = self._verify(texts, trees, ())
+        logits = self._allowed(self._verify(texts, trees, ())[0], trees)
         if self.sampling.greedy:
             verdict = rules.greedy(trees, logits.argmax(-1))
         else:
@@ -155,6 +164,8 @@ class Requests:
         if index == last:
             return
         self.cache.drop(index, last, length)
+        if self.grammar is not None:
+            self.grammar.drop(index, last)
         if self.drafting is not None:
             self.drafting.drop(index, last, length)
         for rows in (self.last, self.lengths, self.seeds):
@@ -201,6 +212,10 @@ class Requests:
         self.drafting.hear(logits[:, nodes:])
         return logits[:, :nodes], features
 
+    def _allowed(self, logits: Tensor, trees: DraftTrees) -> Tensor:
+        """The target's logits ``[B, N + 1, V]``, of the tokens that may come."""
+        return logits if self.grammar is None else self.grammar.mask(logits, trees)
+
     def _accept(self, trees: DraftTrees, logits: Tensor) -> rules.Verdict:
         """The path that the rule accepts of every draft, and the target's own token after it."""
         if self.sampling.greedy:
@@ -236,6 +251,8 @@ class Requests:
             request = self.under_way[index]
             result = request.result
             result.tokens += tokens[: accepted + 1]
+            if self.grammar is not None:
+                self.grammar.advance(index, tokens[: accepted + 1])
             if result.trace is not None:
                 path = verdict.path[index, :accepted].tolist()
                 result.trace.rounds.append(Round.of(trees, index, path, tokens[accepted]))

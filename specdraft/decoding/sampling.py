@@ -3,20 +3,25 @@
 B = requests, V = vocabulary."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from specdraft.errors import UserError
 
+if TYPE_CHECKING:
+    from specdraft.decoding.grammar import Grammar
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 keep every token."""
+    """``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 keep every token; of those that ``grammar`` allows."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    grammar: "Grammar | None" = None
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:

@@ -3,19 +3,22 @@
 B = requests, n = the most tokens that one of them emitted, m = nodes of a level, Vd = draft vocabulary."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdraft.decoding.cache import StaticCache
+from specdraft.decoding.grammar import Followed
 from specdraft.decoding.interfaces import Drafting
 from specdraft.decoding.passes import Pass, Texts
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import ForcedPath, Shape
 from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.draft_tree_builder import Level, Vocabulary, grow
+from specdraft.drafters.constrained import Constrained
+from specdraft.drafters.draft_tree_builder import Extend, Level, Vocabulary, grow
 from specdraft.targets import Features, LanguageModel
 
 
@@ -23,6 +26,11 @@ class LevelDrafting(Drafting):
     """Drafts that grow level by level, for all requests in one pass each."""
 
     vocabulary: Vocabulary
+    grammar: Followed | None = None
+
+    def constrain(self, grammar: Followed) -> None:
+        """See ``Drafting``."""
+        self.grammar = grammar
 
     @abstractmethod
     def first(self, texts: Texts) -> Tensor:
@@ -36,7 +44,11 @@ class LevelDrafting(Drafting):
     def draft(self, texts: Texts, shape: Shape | ForcedPath, sampling: Sampling, chance: Chance | None) -> DraftTrees:
         """See ``Drafting``."""
         logits = self.first(texts)
-        return grow(logits, lambda level: self.extend(texts, level), shape, sampling, chance, self.vocabulary)
+        extend: Extend = partial(self.extend, texts)
+        if self.grammar is not None:
+            constrained = Constrained(self.grammar, texts.first, self.vocabulary, extend)
+            logits, extend = constrained.start(logits), constrained.extend
+        return grow(logits, extend, shape, sampling, chance, self.vocabulary)
 
 
 class ModelDrafting(LevelDrafting):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from specdraft.decoding.cache import StaticCache
+from specdraft.decoding.grammar import Followed
 from specdraft.decoding.interfaces import Drafting
 from specdraft.decoding.merging import merge
 from specdraft.decoding.passes import Texts
@@ -96,6 +97,11 @@ class EnsembleDrafting(Drafting):
         """See ``Drafting``."""
         for member in self.members:
             member.borrow(cache)
+
+    def constrain(self, grammar: Followed) -> None:
+        """See ``Drafting``."""
+        for member in self.members:
+            member.constrain(grammar)
 
     def num_read(self, shape: Shape) -> int:
         """See ``Drafting``."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from specdraft.decoding.cache import StaticCache
+from specdraft.decoding.grammar import Followed
 from specdraft.decoding.interfaces import Drafting
 from specdraft.decoding.passes import Riders, Texts
 from specdraft.decoding.sampling import Chance, Sampling
@@ -74,6 +75,10 @@ class HybridDrafting(Drafting):
     def borrow(self, cache: StaticCache) -> None:
         """See ``Drafting``."""
         self.head.borrow(cache)
+
+    def constrain(self, grammar: Followed) -> None:
+        """See ``Drafting``."""
+        self.head.constrain(grammar)
 
     def observe(self, tokens: Tensor, best: Tensor) -> None:
         """See ``Drafting``."""

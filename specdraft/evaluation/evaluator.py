@@ -72,6 +72,7 @@ def evaluate(
         "temperatures": list(settings.temperatures),
         "draft_tree": "chains, as long as pays" if settings.num_draft_tokens == AUTO else str(shape),
         "rule": describe(settings.rule),
+        "grammar": None if settings.grammar is None else str(settings.sampling(0.0).grammar),
         "drafting": draftings[0],
         "engine": None if engine is None else engine.name,
         "quantization": drafter.quantization,

@@ -8,6 +8,7 @@ import torch
 
 from specdraft.decoding.block_verification import check_shape
 from specdraft.decoding.compilation import wanted
+from specdraft.decoding.grammar import Grammar
 from specdraft.decoding.rules import Rule, rejection_sampling
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, as_shape, draft_tokens
@@ -42,6 +43,8 @@ class EvaluationSettings:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     top_k: int = 0
     top_p: float = 1.0
+    grammar: str | None = None  # what answers follow: "json", or the path of a file (decoding/grammar.py)
+    mask_drafts: bool = True  # whether drafts follow it, too; an engine's do not
     max_new_tokens: int = 128
     seed: int = 0
     compile: bool | str = "auto"  # the passes; auto: on CUDA
@@ -104,7 +107,8 @@ class EvaluationSettings:
 
     def sampling(self, temperature: float) -> Sampling:
         """The sampling settings at one of the temperatures."""
-        return Sampling(temperature, self.top_k, self.top_p)
+        grammar = None if self.grammar is None else Grammar.of(self.grammar, self.mask_drafts)
+        return Sampling(temperature, self.top_k, self.top_p, grammar)
 
 
 def drafted(shape: Shape, drafting: str) -> Shape:

@@ -35,6 +35,7 @@ V, PROMPT, TWO = 6, [1, 4, 2], torch.tensor([6, 1])
         ({"temperature": ["hot"]}, "temperature is 'hot'"),
         ({"temperature": [0.0, -1.0]}, "temperature is -1.0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"grammar": "answers.xml"}, "decoding.grammar is answers.xml: expected json, or the path of a file"),
         ({"drafting": "guessed"}, "drafting is 'guessed': expected engine, sampled or greedy"),
     ],
 )
@@ -42,6 +43,13 @@ def test_bad_settings(options, said):
     config = {"num_draft_tokens": 5, "temperature": 0.0, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0, **options}
     with pytest.raises(UserError, match=said):
         EvaluationSettings.from_config(config)
+
+
+def test_a_grammar_from_config():
+    config = {"num_draft_tokens": 5, "temperature": 0.0, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0}
+    given = EvaluationSettings.from_config({**config, "grammar": "json", "mask_drafts": False}).sampling(0.0).grammar
+    assert str(given) == "any JSON object, drafts made without it"
+    assert EvaluationSettings.from_config(config).sampling(0.0).grammar is None
 
 
 def test_settings_from_config():

@@ -206,7 +206,9 @@ class LiveAcceptance(Callback):
         """All that a measured length depends on, besides the head."""
         prompts = fingerprint([list(ids) for ids in self.prompts])
         decoding = {"num_draft_tokens": self.num_draft_tokens, "max_new_tokens": self.max_new_tokens}
-        return {"prompts": prompts} | decoding | asdict(self.sampling)
+        sampling = asdict(self.sampling)
+        del sampling["grammar"]  # none, while it trains
+        return {"prompts": prompts} | decoding | sampling
 
     def _holds(self, length: float, step: int) -> bool:
         try:
