@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference version-files mutants lint format docs parity parity-features parity-answers parity-speculators parity-suffix parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference version-files mutants lint format docs parity parity-features parity-answers parity-speculators parity-suffix parity-grammar parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ $(ARCTIC)/arctic_inference: | $(PARITY_VENV)/.installed
 
 parity-suffix: $(INSTALLED) $(ARCTIC)/arctic_inference ## suffix decoding by our proposer beside vLLM's own
 	$(RUN) tests/parity/own_suffix.py --packages $(ARCTIC) $(ARGS)
+
+parity-grammar: $(INSTALLED) $(PARITY_VENV)/.installed ## answers that follow a grammar, in vLLM and here: tokens and counts
+	$(RUN) tests/parity/grammar.py $(ARGS)
 
 parity-speculators: $(INSTALLED) $(PARITY_VENV)/.installed $(PEERS_VENV)/.installed ## a head of speculators: imported, counted in vLLM, trained on
 	$(RUN) tests/parity/peer.py $(ARGS)

@@ -95,7 +95,7 @@ class Grammar:
             return str(matcher.grammar_from_json_schema(self.text))
         if self.kind == ".lark":
             return str(matcher.grammar_from_lark(self.text))
-        return str(matcher.grammar_from_regex(self.text.strip()))
+        return str(matcher.grammar_from_regex(self.text.rstrip("\r\n")))  # what an editor adds
 
     def __str__(self) -> str:
         return self.name if self.masks_drafts else f"{self.name}, drafts made without it"
@@ -134,15 +134,26 @@ class Followed:
         bits = masks.to(self.device)[..., None] >> torch.arange(_BITS, device=self.device)
         return (bits & 1).bool().flatten(-2)[..., : self.vocab_size]
 
-    def mask(self, logits: Tensor, trees: DraftTrees | None = None, first: int = 0) -> Tensor:
+    def mask(self, logits: Tensor, trees: DraftTrees | None = None, first: int = 0) -> tuple[Tensor, Tensor]:
         """The target's logits ``[B, N + 1, V]`` after the last emitted token and after every node of ``trees`` (None:
-        there are no nodes), with -inf where the grammar forbids a token."""
-        paths: list[list[Tokens]] = [[()] for _ in range(len(logits))]
-        if trees is not None and trees.num_nodes:
-            for own, pairs in zip(paths, torch.stack([trees.tokens, trees.parents], dim=-1).tolist(), strict=True):
-                for token, parent in pairs:
-                    own.append((*own[parent - ROOT], token))
-        return logits.masked_fill(~self.allowed(paths, first), -torch.inf)
+        there are no nodes), with -inf where the grammar forbids a token; and bool ``[B, N]``, the nodes that it
+        allows, given that it allows those above."""
+        allowed = self.allowed(paths := _paths(trees, len(logits)), first)
+        logits = logits.masked_fill(~allowed, -torch.inf)
+        if trees is None:
+            return logits, allowed.new_ones(len(paths), 0)
+        index = torch.arange(len(logits), device=self.device)[:, None]
+        return logits, allowed[index, trees.parents - ROOT, trees.tokens]
+
+
+def _paths(trees: DraftTrees | None, rows: int) -> list[list[Tokens]]:
+    """Of every request the path to the root, which is empty, and those to its nodes."""
+    paths: list[list[Tokens]] = [[()] for _ in range(rows)]
+    if trees is not None and trees.num_nodes:
+        for own, pairs in zip(paths, torch.stack([trees.tokens, trees.parents], dim=-1).tolist(), strict=True):
+            for token, parent in pairs:
+                own.append((*own[parent - ROOT], token))
+    return paths
 
 
 def _library() -> Any:

@@ -4,7 +4,7 @@ B = requests, N = nodes of a draft, D = its levels, V = vocabulary."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -88,7 +88,7 @@ class Requests:
         self.lengths[row], self.seeds[row] = len(prompt), Chance.mixed(seed)
         if self.grammar is not None:
             self.grammar.begin(row)
-            logits = self.grammar.mask(logits[:, None], first=row)[:, 0]
+            logits = self.grammar.mask(logits[:, None], first=row)[0][:, 0]
         if self.sampling.greedy:
             first = logits.argmax(-1)
         else:
@@ -122,14 +122,15 @@ class Requests:
         riders = None if self.drafting is None else self.drafting.ride(texts)
         marks.append(self.clock.mark())
         logits, features = self._verify(texts, trees, self.layers, riders)
-        verdict = self._accept(trees, self._allowed(logits, trees))
+        masked, counted = self._allowed(logits, trees)
+        verdict = self._accept(trees, masked)
         marks.append(self.clock.mark())
         if self.drafting is not None and self.drafting.top_tokens:
             alive = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))
             self._show(torch.cat([self.last[: len(lengths), None], trees.tokens], dim=1), logits, alive)
         emitted = self._commit(texts, trees, verdict, features)
         marks.append(self.clock.mark())
-        self._note(trees, verdict, emitted)
+        self._note(counted, verdict, emitted)
         spent = time.perf_counter() - started
         drafting = self.clock.seconds(marks[0], marks[1]) + self.clock.seconds(marks[2], marks[3])
         for request in self.under_way:  # what is done for all counts whole for each
@@ -143,7 +144,7 @@ class Requests:
         lengths = [request.length for request in self.under_way]
         texts = Texts(self.lengths[: len(lengths)], max(lengths))
         trees = empty(len(lengths), self.target.device)
-        logits = self._allowed(self._verify(texts, trees, ())[0], trees)
+        logits = self._allowed(self._verify(texts, trees, ())[0], trees)[0]
         if self.sampling.greedy:
             verdict = rules.greedy(trees, logits.argmax(-1))
         else:
@@ -212,9 +213,13 @@ class Requests:
         self.drafting.hear(logits[:, nodes:])
         return logits[:, :nodes], features
 
-    def _allowed(self, logits: Tensor, trees: DraftTrees) -> Tensor:
-        """The target's logits ``[B, N + 1, V]``, of the tokens that may come."""
-        return logits if self.grammar is None else self.grammar.mask(logits, trees)
+    def _allowed(self, logits: Tensor, trees: DraftTrees) -> tuple[Tensor, DraftTrees]:
+        """The target's logits ``[B, N + 1, V]`` of the tokens that may come, and the drafts as they count: without
+        those that may not. The rule judges these, too: not to try what was drawn would take it out of q."""
+        if self.grammar is None:
+            return logits, trees
+        masked, may_come = self.grammar.mask(logits, trees)
+        return masked, replace(trees, alive=trees.beneath(may_come))
 
     def _accept(self, trees: DraftTrees, logits: Tensor) -> rules.Verdict:
         """The path that the rule accepts of every draft, and the target's own token after it."""

@@ -141,7 +141,7 @@ def test_sampled_drafts_are_distributed_as_plain_decoding(target, of, untrained,
 def test_a_target_that_is_masked_at_the_root_alone_is_found_out(target, of, untrained, monkeypatch):
     sampling = Sampling(1.0, grammar=of(REGEX))
     exact = exact_pairs(target, sampling)
-    monkeypatch.setattr(Requests, "_allowed", lambda self, logits, trees: logits)
+    monkeypatch.setattr(Requests, "_allowed", lambda self, logits, trees: (logits, trees))
     found = Decoder(target, untrained(target), 3, sampling).generate_batch([PROMPTS[0]] * 800, 3, 100)
     pairs = torch.tensor([each.tokens[:2] for each in found]) @ torch.tensor([target.vocab_size, 1])
     assert goodness_of_fit(pairs, exact) < REJECTED
@@ -168,7 +168,8 @@ def test_what_may_follow_every_node_of_a_tree(target, of):
     followed.advance(1, [a, b])
     trees = DraftTrees(torch.tensor([[a, c, b, a]]), torch.tensor([[ROOT, ROOT, 0, 2]]), depth=3)
     logits = torch.zeros(1, 5, target.vocab_size)
-    found = followed.mask(logits, trees, first=1)[0]
+    (found,), may_come = followed.mask(logits, trees, first=1)
+    assert may_come.tolist() == [[True, False, True, True]]
     for place, path in enumerate(([], [a], None, [a, b], [a, b, a])):
         wanted = range(target.vocab_size) if path is None else allowed(target, [a, b, *path])
         assert (found[place] == 0).nonzero()[:, 0].tolist() == sorted(wanted)

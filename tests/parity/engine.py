@@ -44,10 +44,12 @@ class Engine:
         prompts: Sequence[Sequence[int]],
         runs: Sequence[Mapping[str, Any]],
         packages: Path | None = None,
+        grammar: tuple[str, str] | None = None,
     ) -> dict[str, Run]:
         """What it did with the prompts' token ids, alone ("plain") and in each of ``runs``: a ``name``, the ``flags``
         of its speculative configuration as JSON, perhaps ``overrides`` of the target's, ``additional`` configuration,
-        ``max_num_seqs``, a ``temperature``. packages: a folder with more of them for vLLM."""
+        ``max_num_seqs``, a ``temperature``. packages: a folder with more of them for vLLM. grammar: what answers
+        follow, ".json" (a schema) or ".regex" and its text."""
         request = {
             "target": location(target.identity.name),
             "revision": target.identity.revision,
@@ -56,6 +58,7 @@ class Engine:
             "max_new_tokens": MAX_NEW_TOKENS,
             "max_model_len": target.max_length,
             "max_num_seqs": self.max_num_seqs,
+            "grammar": grammar,
             "eos_token_ids": sorted(target.eos_token_ids),
         }
         request_file, answer_file = self.work / "request.json", self.work / "answer.json"

@@ -32,6 +32,7 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample import rejection_sampler
 
 
@@ -60,6 +61,14 @@ DFlashQwen3Model._normalize_context_k = normalize_keys
 METRIC = "vllm:spec_decode_num_"
 
 
+def structured(grammar: list[str] | None) -> StructuredOutputsParams | None:
+    """What answers follow, as vLLM is told it."""
+    if grammar is None:
+        return None
+    kind, text = grammar
+    return StructuredOutputsParams(json=text) if kind == ".json" else StructuredOutputsParams(regex=text)
+
+
 def decode(name: str, request: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     """Tokens of every prompt and, with drafting, vLLM's own counts: in total and per verification step."""
     started = time.perf_counter()
@@ -78,6 +87,7 @@ def decode(name: str, request: dict[str, Any], run: dict[str, Any]) -> dict[str,
         seed=0,
         speculative_config=speculative,
         additional_config=run.get("additional", {}),
+        structured_outputs_config={"backend": "guidance"},
     )
     loaded = time.perf_counter()
     # Both sides stop at the same ids: the request's, not those that vLLM would look up.
@@ -89,6 +99,7 @@ def decode(name: str, request: dict[str, Any], run: dict[str, Any]) -> dict[str,
             ignore_eos=True,
             detokenize=False,
             seed=number if temperature else None,
+            structured_outputs=structured(request["grammar"]),
         )
         for number in range(len(request["prompts"]))
     ]
