@@ -15,7 +15,7 @@ from specdraft.training.parameter_groups import check_factors, parameter_groups
 
 SCHEDULES = ("cosine", "wsd", "linear", "constant")
 SHAPES = ("sqrt", "linear")
-NAMES = ("adamw", "muon", "sgd")
+NAMES = ("adamw", "muon", "auto", "sgd")
 NO_MUON = (
     "model.optimizer.name is muon, which updates whole matrices, and DeepSpeed cuts them into flat pieces: expected "
     "strategy=single or strategy=ddp, or model.optimizer.name=adamw"
@@ -27,11 +27,12 @@ class OptimizerSettings:
     """The optimizer and its schedule. ``warmup_steps`` and ``decay_steps`` below 1 are fractions of all steps.
 
     ``name``: adamw; muon, for matrices whose names contain none of ``muon_excludes``, with ``muon_learning_rate`` and
-    ``muon_momentum``, and AdamW for the rest; or sgd, whose momentum is ``beta1``. ``learning_rate_factors``: of the
-    learning rate of parameters whose names contain a key. ``final_ratio`` is the last learning rate divided by
-    ``learning_rate``, the peak. ``schedule``: cosine and linear decay from the end of the warm-up, wsd (warm-up,
-    stable, decay: MiniCPM, section 4) over the last ``decay_steps`` alone, by 1 - sqrt(progress), which Haegele et al.
-    2024 found best, or linearly. ``fused``: AdamW's update in one kernel, where torch has it."""
+    ``muon_momentum``, and AdamW for the rest; auto, which is muon, or adamw under DeepSpeed; or sgd, whose momentum is
+    ``beta1``. ``learning_rate_factors``: of the learning rate of parameters whose names contain a key. ``final_ratio``
+    is the last learning rate divided by ``learning_rate``, the peak. ``schedule``: cosine and linear decay from the end
+    of the warm-up, wsd (warm-up, stable, decay: MiniCPM, section 4) over the last ``decay_steps`` alone, by
+    1 - sqrt(progress), which Haegele et al. 2024 found best, or linearly. ``fused``: AdamW's update in one kernel,
+    where torch has it."""
 
     learning_rate: float = 1e-4
     warmup_steps: float = 0.02
@@ -89,7 +90,7 @@ class OptimizerSettings:
         check_factors(list(trainable), self.learning_rate_factors)
         shared = (self.weight_decay, self.learning_rate_factors)
         betas = (self.beta1, self.beta2)
-        if self.name == "muon":
+        if self.name == "muon" or (self.name == "auto" and fusable):
             if not fusable:
                 raise UserError(NO_MUON)
             own = {name: each for name, each in trainable.items() if self._is_muons(name, each)}

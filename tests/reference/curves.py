@@ -36,6 +36,7 @@ FAMILIES = {
 MODELS = {"pard": "draft"}  # the others are named as their models are
 # What a recipe or a default may say otherwise one day: the curves are about the code, not about them.
 SETTINGS = [
+    "model.optimizer.name=adamw",
     "model.optimizer.learning_rate=1e-3",
     "model.optimizer.warmup_steps=4",
     "model.optimizer.final_ratio=0.1",

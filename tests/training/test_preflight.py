@@ -71,6 +71,8 @@ def test_muon_is_refused_where_deepspeed_cuts_matrices(composed, tmp_path):
     with pytest.raises(UserError, match=r"expected strategy=single or strategy=ddp, or model.optimizer.name=adamw"):
         preflight.check_before_work(muon, tmp_path)
     preflight.check_before_work(composed("model.optimizer.name=muon", "trainer=cpu"), tmp_path)
+    either = composed("model.optimizer.name=auto", "strategy=deepspeed_zero2", "trainer.devices=2", "trainer=cpu")
+    preflight.check_before_work(either, tmp_path)
 
 
 def test_unwritable_directory(composed, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from specdraft.errors import UserError
+from specdraft.training.muon import MuonAdamW
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.strategies import deepspeed, offloads_optimizer
 
@@ -49,7 +50,7 @@ def test_a_warm_up_counts_steps_or_a_fraction():
     [
         ({"learning_rate": 0}, "learning_rate is 0: expected a positive number"),
         ({"decay_steps": 0}, "decay_steps is 0: expected a positive number"),
-        ({"name": "lion"}, "name is 'lion': expected adamw, muon or sgd"),
+        ({"name": "lion"}, "name is 'lion': expected adamw, muon, auto or sgd"),
         ({"name": "muon", "muon_learning_rate": 0.0}, "muon_learning_rate is 0.0: expected a positive number"),
         ({"learning_rate_factors": {"fc": 0}}, "learning_rate_factors.fc is 0: expected a positive number"),
         ({"schedule": "stairs"}, "schedule is 'stairs': expected cosine, wsd, linear or constant"),
@@ -81,6 +82,13 @@ def test_muon_takes_the_matrices_that_are_no_vocabulary_table():
     assert found == [({id(fc.weight)}, 3e-2, 0.1), (tables, 1e-2, 0.1), ({id(fc.bias)}, 1e-2, 0.0)]
     with pytest.raises(UserError, match="DeepSpeed cuts them into flat pieces"):
         settings.build(module, fusable=False)
+
+
+def test_either_of_muon_and_adamw():
+    module = torch.nn.Linear(4, 3)
+    settings = OptimizerSettings(name="auto")
+    assert isinstance(settings.build(module), MuonAdamW)
+    assert isinstance(settings.build(module, fusable=False), torch.optim.AdamW)
 
 
 def test_factors_are_of_their_own_parameters():
