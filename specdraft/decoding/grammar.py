@@ -48,8 +48,8 @@ class Speaker(Protocol):
 
 @dataclass(frozen=True)
 class Grammar:
-    """What answers follow. kind: a suffix, which says what ``text`` is. name: for results. masks_drafts: whether drafts
-    are made under it."""
+    """What answers follow. kind: a suffix, which says what ``text`` is. name: for messages. masks_drafts: whether
+    drafts are made under it."""
 
     kind: str
     text: str
@@ -62,7 +62,7 @@ class Grammar:
         for anything else, for a file that is not there or is no such thing, and where llguidance is not installed."""
         path = Path(setting)
         if setting == JSON:
-            found = cls(".json", '{"type": "object"}', "any JSON object", masks_drafts)
+            found = cls(".json", '{"type": "object"}', JSON, masks_drafts)
         elif path.suffix in _KINDS and path.is_file():
             found = cls(path.suffix, path.read_text(encoding="utf-8"), path.name, masks_drafts)
         else:
@@ -96,9 +96,6 @@ class Grammar:
         if self.kind == ".lark":
             return str(matcher.grammar_from_lark(self.text))
         return str(matcher.grammar_from_regex(self.text.rstrip("\r\n")))  # what an editor adds
-
-    def __str__(self) -> str:
-        return self.name if self.masks_drafts else f"{self.name}, drafts made without it"
 
 
 class Followed:
@@ -169,7 +166,7 @@ def _tokenizer(target: Speaker) -> Any:
     if target.tokenizer not in _tokenizers:
         make = importlib.import_module("llguidance.hf").from_tokenizer
         try:
-            made = make(target.tokenizer, n_vocab=target.vocab_size, eos_token=sorted(target.eos_token_ids))
+            made = make(target.tokenizer, n_vocab=target.vocab_size, eos_token=sorted(target.eos_token_ids) or None)
         except ValueError as error:
             raise UserError(f"grammars need a fast tokenizer, not this target's: {_line(str(error))}") from error
         _tokenizers[target.tokenizer] = made

@@ -20,10 +20,13 @@ from specdraft.tensors import keeping_buffers
 
 class TrainingLoss(NamedTuple):
     """``loss``: scalar to minimize. ``metrics``: sums under names ending in ``_sum`` and their ``_total`` counts, so
-    that they can be added over steps and ranks and divided once. A tuple, because DeepSpeed looks for tensors in it."""
+    that they can be added over steps and ranks and divided once. ``drafted``: of a draft's first token, the ascending
+    flat positions ``[n]`` of the tokens before it, and whether it was the target's most likely one, bool ``[n]``; None
+    where a loss does not tell. A tuple, because DeepSpeed looks for tensors in it."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
+    drafted: tuple[Tensor, Tensor] | None = None
 
 
 class Drafter(nn.Module, ABC):

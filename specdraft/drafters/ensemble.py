@@ -4,8 +4,8 @@
 B = requests, n = the most tokens that one of them emitted, a = auxiliary layers, H = hidden size.
 
 What one member misses another may have. Each drafts the whole shape, with chance of its own, so that what it draws says
-nothing of what the others drew; ``decoding/merging.py`` merges. The members were trained independently of each other:
-SpecInfer's boosting, in which the next one learns what the earlier ones missed, is not part of it."""
+nothing of what the others drew; ``decoding/merging.py`` merges. Members may be trained independently, or each on what
+the earlier ones miss (``train.py boost=``)."""
 
 from collections.abc import Sequence
 from typing import cast

@@ -58,7 +58,7 @@ def objective(
     """The loss of a draft's steps, at least one, each looking one position further than the one before, and their
     ``step_metrics``."""
     loss, results = distillation_loss(weights, teacher, steps, divergence)
-    return TrainingLoss(loss, step_metrics(steps, results))
+    return TrainingLoss(loss, step_metrics(steps, results), (steps[0].positions, results[0].matched))
 
 
 def step_metrics(steps: Sequence[Step], results: Sequence[StepResult]) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from specdraft.files import atomic_directory, atomic_file
 from specdraft.redaction import redact
 from specdraft.targets import Target
 from specdraft.text import shorten
+from specdraft.training.boosting import Earlier
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.rank_heartbeat import broken_connections_explained
@@ -51,15 +52,17 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     about = data.describe() | data.coverage(vocabulary)
     settings: Any = OmegaConf.to_container(config, resolve=True)
     length = min(config.data.sequence_length, target.max_length)
-    flops = flops_per_token(target, drafter, length, stored=config.data.store is not None)
+    stored = config.data.store is not None
+    flops = flops_per_token(target, drafter, length, stored=stored)
     describe = redact({"config": settings, "data": about})
     extra = {
         "data": about,
         "decoding": {"num_draft_tokens": draft_tokens(config.decoding.num_draft_tokens)},
-        "training": {"max_steps": config.trainer.max_steps, "seed": config.seed},
+        "training": {"max_steps": config.trainer.max_steps, "seed": config.seed, "boost": settings["boost"]},
         "target": about_target(target),
     }
-    module = DrafterModule(drafter, target, build(config.model.optimizer), describe, flops, extra)
+    earlier = None if config.boost is None else Earlier.of(config.boost, drafter, target, stored)
+    module = DrafterModule(drafter, target, build(config.model.optimizer), describe, flops, extra, earlier)
     log_identity(loggers, redact(settings), about, target, data)
 
     callbacks = build_callbacks(config.callbacks)

@@ -22,6 +22,7 @@ from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from specdraft.text import fingerprint
 from specdraft.training.activity import Activity, Stopwatch
+from specdraft.training.boosting import Earlier
 from specdraft.training.global_batch import step_totals
 from specdraft.training.monitoring.metrics import Counts, memory, peak_flops, ratios
 from specdraft.training.schedule import OptimizerSettings
@@ -39,7 +40,7 @@ class DrafterModule(LightningModule):
     """Trains ``drafter`` on the hidden states of ``target``.
     ``describe`` is saved with every checkpoint as plain containers: a DictConfig would break ``torch.load``.
     ``flops_per_token`` is the arithmetic of a step, for the share of the devices' peak that is used; ``about`` goes
-    into the ``extra`` of the drafters that are saved."""
+    into the ``extra`` of the drafters that are saved. ``earlier``: whose hits it does not learn."""
 
     def __init__(
         self,
@@ -49,12 +50,13 @@ class DrafterModule(LightningModule):
         describe: dict[str, Any] | None = None,
         flops_per_token: float | None = None,
         about: dict[str, Any] | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         super().__init__()
         self.drafter = drafter
         self.target: Target
         object.__setattr__(self, "target", target)
-        self.settings = optimizer
+        self.settings, self.earlier = optimizer, earlier
         self.save_hyperparameters({"run": describe or {}}, logger=False)  # loggers get it flat: log_identity
         self.stopwatch, self.waiting = Stopwatch(), Stopwatch()
         self.activity = Activity({"drafter": drafter, "target": target.model})
@@ -96,6 +98,7 @@ class DrafterModule(LightningModule):
         with torch.no_grad():
             features = batch.features(self.target, self.drafter.layers, self.drafter.reads_every_last)
             if generator is not None:  # training
+                batch = batch if self.earlier is None else self.earlier.missed(batch, features, self.target)
                 features = self.drafter.augment(features, generator)
         more = () if totals is None else (totals,)
         result = self.drafter.training_loss(batch, features, self.target, *more)

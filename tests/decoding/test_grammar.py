@@ -214,11 +214,6 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
         Grammar.of("json")
 
 
-def test_names(of):
-    assert str(Grammar.of("json")) == "any JSON object"
-    assert str(of(REGEX, masks_drafts=False)) == "answer.regex, drafts made without it"
-
-
 def test_a_target_whose_tokens_cannot_be_read(of):
     class Slow:
         pass

@@ -49,7 +49,7 @@ def test_a_match_counts_only_behind_matches(heads):
 
 def test_the_loss_is_the_weighted_mean_of_what_is_counted():
     (head,), teacher, steps = draft()
-    loss, metrics = objective([head.weight], teacher, steps, divergence({"name": "lk_hybrid", "eta": 10}))
+    loss, metrics, _ = objective([head.weight], teacher, steps, divergence({"name": "lk_hybrid", "eta": 10}))
     total = sum(s.weight * metrics[f"step_{i}/loss_sum"] / metrics[f"step_{i}/total"] for i, s in enumerate(steps))
     torch.testing.assert_close(loss, total, rtol=1e-12, atol=0)
     torch.testing.assert_close(loss, reference_loss(head.weight, teacher, steps, lk_hybrid(10)), rtol=1e-12, atol=0)

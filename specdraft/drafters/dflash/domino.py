@@ -112,7 +112,8 @@ class Domino(Sequential):
             final = [replace(step, weight=(1 - share) * step.weight) for step in weighed]
             base = [replace(step, weight=share * step.weight, correction=None) for step in weighed] if share else []
             total, results = distillation_loss(weights, teacher, [*final, *base], self.divergence)
-            return TrainingLoss(total, step_metrics(final, results[: len(final)]))
+            drafted = final[0].positions, results[0].matched
+            return TrainingLoss(total, step_metrics(final, results[: len(final)]), drafted)
 
         return call_with_weights([self.lm_head, self.projection], loss)
 

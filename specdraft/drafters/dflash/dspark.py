@@ -107,6 +107,6 @@ class DSpark(Sequential):
                 values = binary_cross_entropy_with_logits(said, result.alpha, reduction="none")
                 total = total + self.confidence_weight * step.scale * step.shared(values).sum()
                 metrics[f"step_{index}/confidence_error_sum"] = (said.detach().sigmoid() - result.alpha).abs().sum()
-            return TrainingLoss(total, metrics)
+            return TrainingLoss(total, metrics, (weighed[0].positions, results[0].matched))
 
         return call_with_weights([self.lm_head, self.projection], loss)

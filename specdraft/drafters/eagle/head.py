@@ -166,14 +166,14 @@ class EagleHead(Drafter):
             steps = weigh_by_confidence(heads, teacher, steps, self.confidence_smoothing)
         distilled = objective(heads, teacher, steps, self.divergence)
         if self.regression_weight == 0:
-            return TrainingLoss(self.distillation_weight * distilled.loss, distilled.metrics)
+            return distilled._replace(loss=self.distillation_weight * distilled.loss)
         loss, metrics = self.distillation_weight * distilled.loss, dict(distilled.metrics)
         for index, step in enumerate(steps):
             wanted = teacher.last[step.positions].to(step.hidden.dtype)  # [n, H]
             distances = smooth_l1_loss(step.hidden, wanted, reduction="none").mean(-1)  # [n]
             loss = loss + self.regression_weight * step.scale * step.shared(distances).sum()
             metrics[f"step_{index}/regression_sum"] = distances.detach().sum()
-        return TrainingLoss(loss, metrics)
+        return TrainingLoss(loss, metrics, distilled.drafted)
 
     def _unroll(self, alignment: Alignment, feature: Tensor, decay: StepDecay) -> list[Step]:
         angles = self.rotary(alignment.length + len(alignment.counts) - 1, next(self.parameters()))

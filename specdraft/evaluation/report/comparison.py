@@ -15,7 +15,8 @@ from specdraft.files import write_text
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
 
-_ALIKE = ["target", "benchmark", "prompts", "draft_tree", "rule", "drafting", "temperatures", "max_new_tokens", "dtype"]
+_ALIKE = ["target", "benchmark", "prompts", "draft_tree", "rule", "grammar", "drafting"]
+_ALIKE += ["temperatures", "max_new_tokens", "dtype"]
 _GATHERED = ("results", "categories", "cost_models", "checks", "advice", "samples")
 
 

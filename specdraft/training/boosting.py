@@ -1,0 +1,52 @@
+"""Drafters that learn what earlier ones miss, for an ensemble (SpecInfer, 2305.09781, section 3: boost-tuning).
+
+B = sequences, T = tokens of a sequence, R = B * T."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.checkpoint import check_target, load_drafter
+from specdraft.errors import UserError
+from specdraft.targets import Features, Target
+from specdraft.targets.batch import Batch
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Frozen drafters whose hits are left out of a loss."""
+
+    drafters: Sequence[Drafter]
+
+    @classmethod
+    def of(cls, checkpoints: str | Sequence[str], drafter: Drafter, target: Target, stored: bool = False) -> "Earlier":
+        """Load them for the training of ``drafter``, on hidden states that the target makes or, ``stored``, a store has
+        for ``drafter``. Raises UserError for one of another target, and for one that reads other hidden states."""
+        found = []
+        for name in [checkpoints] if isinstance(checkpoints, str) else checkpoints:
+            earlier, about = load_drafter(name)
+            check_target(about, target)
+            if tuple(earlier.layers) not in ((), tuple(drafter.layers)):
+                wanted = f"those of the drafter that is trained, {list(drafter.layers)}"
+                raise UserError(f"boost={name} reads the target's layers {list(earlier.layers)}: expected {wanted}")
+            if stored and earlier.reads_every_last and not drafter.reads_every_last:
+                wanted = "data.store=null, as the drafter that is trained does not read them"
+                raise UserError(f"boost={name} reads the last hidden states of prompts: expected {wanted}")
+            found.append(earlier.eval().requires_grad_(False))
+        return cls(found)
+
+    @torch.no_grad()
+    def missed(self, batch: Batch, features: Features, target: Target) -> Batch:
+        """The batch, without the tokens that one of them drafts right as the first of a draft: that its most likely
+        token, after the target's own text, is the target's. What a store holds of the batch is read by now."""
+        learned = batch.loss_mask.clone()
+        flat = learned.view(-1)  # [R]
+        for drafter in self.drafters:
+            drafted = drafter.to(features.last.device).training_loss(batch, features, target).drafted
+            if drafted is None:
+                raise UserError(f"boost: {drafter.family} does not tell what it drafts right: expected another drafter")
+            positions, right = drafted
+            flat[(positions + 1)[right]] = False  # a position tells of the token after it
+        return replace(batch, loss_mask=learned)
