@@ -10,8 +10,8 @@ tokens that the rule accepts is compared with what theory says of it, the mean o
       --steps 200 --limit 6 --max-new-tokens 48 --overrides data.store=build/smollm2-store data.batch_size=2 \
       model.optimizer.name=muon model.optimizer.muon_learning_rate=3e-3
 
-A drafter that lies under ``build/families`` is not trained again. That store lacks what MTP reads of prompts, so that MTP
-is trained before, by the same command without the store and with ``--families mtp``.
+A drafter that lies under ``build/families`` is not trained again. That store lacks what MTP reads of prompts: it is
+trained before, by the same command without the store and with ``--families mtp``.
 """
 
 import specdraft.threads  # noqa: F401  # first of all
