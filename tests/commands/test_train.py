@@ -285,7 +285,8 @@ def test_init_trains_on(train, arguments, tmp_path):
     first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
     quick = [*arguments, "evaluate=false", "export=null"]
     assert train(*quick, f"hydra.run.dir={first}")[0] == 0
-    still = ["model.optimizer.learning_rate=1e-30", "model.drafter.step_decay=0.9", f"hydra.run.dir={second}"]
+    still = ["model.optimizer.learning_rate=1e-30", "model.optimizer.muon_learning_rate=1e-30"]
+    still += ["model.drafter.step_decay=0.9", f"hydra.run.dir={second}"]
     status, _, err = train(*quick, f"init={first}", *still)
     assert status == 0, err
     weights = [(run / "drafter" / "model.safetensors").read_bytes() for run in (first, second)]
