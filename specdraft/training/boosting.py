@@ -40,8 +40,9 @@ class Earlier:
     @torch.no_grad()
     def missed(self, batch: Batch, features: Features, target: Target) -> Batch:
         """The batch, without the tokens that one of them drafts right as the first of a draft: that its most likely
-        token, after the target's own text, is the target's. What a store holds of the batch is read by now."""
-        learned = batch.loss_mask.clone()
+        token, after the target's own text, is the target's. Divisors count them still, so that a batch with more hits
+        weighs less. Each earlier drafter takes a forward pass. What a store holds of the batch is read by now."""
+        learned = batch.loss_mask.clone(memory_format=torch.contiguous_format)  # a mask may be expanded
         flat = learned.view(-1)  # [R]
         for drafter in self.drafters:
             drafted = drafter.to(features.last.device).training_loss(batch, features, target).drafted

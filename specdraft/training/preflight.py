@@ -10,9 +10,11 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning import seed_everything
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
+from specdraft.drafters.checkpoint import read_config
 from specdraft.entry import CONF, build
 from specdraft.errors import UserError
 from specdraft.evaluation import CostSettings, EvaluationSettings
@@ -96,6 +98,14 @@ def check_settings(config: DictConfig) -> None:
         raise UserError(f"{what}: expected evaluate=false; evaluate.py measures the drafter afterwards")
 
 
+def _check_optimizer(strategy: Strategy | str, name: str) -> None:
+    """Of an optimizer that DeepSpeed does not have."""
+    if isinstance(strategy, DeepSpeedStrategy) and name == "muon":
+        raise UserError(NO_MUON)
+    if isinstance(strategy, DeepSpeedStrategy) and name == "auto":
+        rank_zero_only(print)("optimizer: AdamW, as DeepSpeed cuts into pieces the matrices that Muon updates whole")
+
+
 def check_devices(trainer: Mapping[str, Any]) -> None:
     """Raises UserError for devices that this machine has not, and for a precision that nobody knows."""
     accelerator, devices, precision = trainer["accelerator"], trainer["devices"], trainer["precision"]
@@ -128,9 +138,11 @@ def engine_config(conf: Path, name: str) -> DictConfig:
 def check_before_work(config: DictConfig, directory: Path) -> Plan:
     """Raises UserError if the run cannot start: bad settings, no target, too little memory, no place to write."""
     check_settings(config)
-    strategy = build(config.strategy)  # refuses what the devices do not fit
-    if isinstance(strategy, DeepSpeedStrategy) and config.model.optimizer.name == "muon":
-        raise UserError(NO_MUON)
+    _check_optimizer(build(config.strategy), config.model.optimizer.name)  # building refuses what devices do not fit
+    boost = config.boost or []
+    for checkpoint in [config.init, *([boost] if isinstance(boost, str) else boost)]:
+        if checkpoint is not None:
+            read_config(checkpoint)
     make_directory(directory)
     plan = make_plan(config, target_config(config.target), "its own configuration")
     gpus = uses_gpus(config.trainer.accelerator)

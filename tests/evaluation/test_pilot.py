@@ -9,7 +9,7 @@ from specdraft.decoding.shapes import StaticTree
 from specdraft.decoding.stopping import Goodput, Learned
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup
-from specdraft.evaluation import evaluate
+from specdraft.evaluation import CostSettings, evaluate
 from specdraft.evaluation.report.pages import table
 from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
 from tests.evaluation.conftest import SETTINGS
@@ -74,3 +74,16 @@ def test_drafts_end_by_what_was_learned_of_a_few(layers, temperature, target, pr
     assert name == f"draft_model, T={temperature:g}" and len(weights) == 4
     counts = evaluation.results[0].counts
     assert counts.drafted == (0 if layers == 1 else counts.rounds * 6)
+
+
+def test_drafts_under_a_grammar_are_not_replayed_without_it(target, prompts, monkeypatch):
+    """Their lengths are those of the run."""
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr("specdraft.evaluation.speedup.measure.draft_ranks", lambda *_: pytest.fail("replayed"))
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=4)
+    settings = replace(SETTINGS, temperatures=(0.0,), grammar="json", max_new_tokens=8)
+    cost = CostSettings(batch_sizes=(1,))
+    evaluation = evaluate(target, drafter, prompts[:2], settings, {}, progress=False, cost=cost)
+    lengths = [each.acceptance_length for each in evaluation.cost_models[0].predictions]
+    assert lengths[-1] == pytest.approx(evaluation.results[0].counts.acceptance_length) and len(lengths) == 3

@@ -66,13 +66,21 @@ def test_memory_is_checked_before_any_work(composed, monkeypatch, tmp_path):
         preflight.check_before_work(composed("target=llama-70b", "trainer=cpu"), tmp_path)
 
 
-def test_muon_is_refused_where_deepspeed_cuts_matrices(composed, tmp_path):
+@pytest.mark.parametrize("option", ["init=runs/none", "boost=runs/none", "boost=[embedded://smollm2-eagle3,runs/none]"])
+def test_drafters_to_begin_with_are_looked_for_first(composed, tmp_path, option):
+    with pytest.raises(UserError, match="there is no drafter checkpoint at runs/none: expected a directory with"):
+        preflight.check_before_work(composed(option, "trainer=cpu"), tmp_path)
+
+
+def test_muon_is_refused_where_deepspeed_cuts_matrices(composed, tmp_path, capsys):
     muon = composed("model.optimizer.name=muon", "strategy=deepspeed_zero2", "trainer.devices=2", "trainer=cpu")
     with pytest.raises(UserError, match=r"expected strategy=single or strategy=ddp, or model.optimizer.name=adamw"):
         preflight.check_before_work(muon, tmp_path)
     preflight.check_before_work(composed("model.optimizer.name=muon", "trainer=cpu"), tmp_path)
     either = composed("model.optimizer.name=auto", "strategy=deepspeed_zero2", "trainer.devices=2", "trainer=cpu")
+    assert "optimizer: AdamW" not in capsys.readouterr().out
     preflight.check_before_work(either, tmp_path)
+    assert capsys.readouterr().out.count("optimizer: AdamW, as DeepSpeed cuts") == 1
 
 
 def test_unwritable_directory(composed, tmp_path):

@@ -61,7 +61,7 @@ def costs(
 ) -> Costs | None:
     """What to predict from at the temperature of ``result``, decoded in this ``shape``; None if nothing was accepted.
     Chains are predicted up to the depth of ``shape``: at temperature 0 by replaying answers, which also gives the trees
-    of ``cost.tree_sizes``; above it from the rates of ``result``, if it drafted chains."""
+    of ``cost.tree_sizes``; above it, and under a grammar, from the rates of ``result``, if it drafted chains."""
     text = typical_text(requests)
     if not result.counts.accepted or len(text) >= target.max_length:
         return None
@@ -69,7 +69,7 @@ def costs(
     rates = [rate for rate in result.counts.conditional_acceptance_rate if rate == rate]
     chains = [chain_acceptance_length(rates[:k]) for k in range(1, len(rates) + 1)] if own_chain else []
     others: dict[Shape, float] = {} if own_chain else {shape: result.counts.acceptance_length}
-    if sampling.greedy:
+    if sampling.greedy and sampling.grammar is None:  # replaying drafts without a mask
         ranks = draft_ranks(drafter, target, _answers(requests), shape.depth, _TOP)
         accuracies = rank_accuracies(ranks, shape.depth, _TOP)
         trees = [tree_from_accuracies(accuracies, size) for size in cost.tree_sizes]

@@ -183,6 +183,15 @@ def lines(evaluation: Evaluation) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(("masked", "words"), [(True, ""), (False, " (not drafts)")])
+def test_a_grammar_is_named(measured, masked, words):
+    settings = {"grammar": "schema.json", "mask_drafts": masked}
+    assert f"under the grammar schema.json{words}" in lines(measured([4, 0, 2], **settings))
+    made = evaluation()
+    page = text(html(made | {"settings": made["settings"] | settings}))
+    assert f"under the grammar schema.json{words};" in page and "under the grammar" not in text(html(made))
+
+
 def test_the_whole_table(measured):
     assert table(measured([4, 0, 2])) == (
         """\
