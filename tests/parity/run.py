@@ -119,8 +119,10 @@ def main() -> None:
         drafts = found[kind.drafts] if kind.drafts else None
         case = Proposed.of(name, drafts, TARGET, options.num_draft_tokens, engine.work)
         groups.setdefault((TARGET, None), {})[name] = case
-    failed = [compare(*group, engine, options, not index) for index, group in enumerate(groups.items())]
-    sys.exit(1 if any(failed) else 0)
+    found = [line for index, group in enumerate(groups.items()) for line in compare(*group, engine, options, not index)]
+    if found:  # at the end again, where a log that is cut still has it
+        print("\n== what differs ==\n" + "\n".join(found))
+        sys.exit(1)
 
 
 def compare(
@@ -129,8 +131,8 @@ def compare(
     engine: Engine,
     options: argparse.Namespace,
     warms: bool,
-) -> bool:
-    """Decode with drafters of one target on both sides and print what was counted; whether anything differs. warms:
+) -> list[str]:
+    """Decode with drafters of one target on both sides and print what was counted. What differs, a line each. warms:
     with the first of them above temperature 0 too."""
     target, k = Target.load(*named, dtype="float32", device="cpu"), options.num_draft_tokens
     exported = {name: case for name, case in cases.items() if isinstance(case, Exported)}
@@ -157,34 +159,38 @@ def compare(
         f"decoding {time.perf_counter() - started:.0f} s\n\n"
         f"{target.architecture}, {len(prompts)} held-out prompts x {MAX_NEW_TOKENS} tokens, K = {k}, greedy, float32"
     )
-    failed = False
+    failed = []
     for name, run in ours.items():
         print(f"\n== {name} ==\n" + table(run, theirs["plain"], theirs[name]))
         found = differences(run, theirs["plain"], theirs[name], cases[name].least)
         print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal: tokens and all counts")
-        failed = failed or bool(found)
-    return rates_differ(warm, warm_ours, theirs, bool(options.head)) or failed
+        failed += [f"{name}: {line}" for line in found]
+    return failed + rates_differ(warm, warm_ours, theirs, bool(options.head))
 
 
-def rates_differ(name: str | None, ours: Mapping[str, Run], theirs: Mapping[str, Run], own_head: bool) -> bool:
-    """Compare acceptance above temperature 0, of each way of drafting; the two ways must be told apart."""
-    failed = False
+def rates_differ(name: str | None, ours: Mapping[str, Run], theirs: Mapping[str, Run], own_head: bool) -> list[str]:
+    """Compare acceptance above temperature 0, of each way of drafting; the two ways must be told apart. What is not as
+    it should be, a line each."""
+    failed = []
     for drafting, run in ours.items():
         gap, (low, high) = rate_difference(run, theirs[drafting])
         rounds = sum(map(len, theirs[drafting].accepted_per_round))
         equal = low <= 0 <= high
-        print(
-            f"\n{'equal' if equal else 'DIFFERENT'}: {name} at temperature {WARM:g}, {drafting} drafts: acceptance "
-            f"length {run.acceptance_length:.3f} by our decoder, {theirs[drafting].acceptance_length:.3f} by vLLM in "
-            f"{rounds} rounds; difference {gap:+.3f} [{low:+.3f}, {high:+.3f}] (99.9 %)"
+        said = (
+            f"{name} at temperature {WARM:g}, {drafting} drafts: acceptance length {run.acceptance_length:.3f} by our "
+            f"decoder, {theirs[drafting].acceptance_length:.3f} by vLLM in {rounds} rounds; difference {gap:+.3f} "
+            f"[{low:+.3f}, {high:+.3f}] (99.9 %)"
         )
-        failed = failed or not equal
+        print(f"\n{'equal' if equal else 'DIFFERENT'}: {said}")
+        failed += [] if equal else [said]
     if ours:
         # Equality is held at 99.9 %, so that chance seldom fails a run; this has to be seen on 16 prompts too.
-        low, high = rate_difference(ours[GREEDY], theirs[SAMPLED], confidence=0.95)[1]
+        gap, (low, high) = rate_difference(ours[GREEDY], theirs[SAMPLED], confidence=0.95)
+        apart = f"sampled drafts are accepted {gap:+.3f} [{low:+.3f}, {high:+.3f}] (95 %) beside greedy ones"
+        print(f"\n{apart}")
         if low <= 0 <= high:
             print("The two ways of drafting are accepted alike here: this comparison would not notice the wrong one.")
-            failed = failed or not own_head  # the short drafters do tell them apart
+            failed += [] if own_head else [f"{apart}: the short drafters do tell them apart"]
     return failed
 
 
