@@ -8,6 +8,7 @@ from typing import Any
 from specdraft.errors import UserError
 from specdraft.evaluation.report.svg import Chart
 from specdraft.forecast.advice import advise
+from specdraft.forecast.hindsight import look_back
 from specdraft.forecast.levers import compare, data_curve, seed_spread
 from specdraft.forecast.outlook import CONFIDENCE, make_outlook
 from specdraft.forecast.report import curves_charts, html, table
@@ -34,6 +35,7 @@ def forecast(
     found = {
         "confidence": CONFIDENCE,
         "runs": [each.to_dict() for each in outlooks],
+        "hindsight": [asdict(seen) for run in runs if (seen := look_back(run, seed)) is not None],
         "comparisons": [asdict(each) for each in comparisons],
         "data": None if curve is None else asdict(curve),
         "seed_spread": seed_spread(runs),

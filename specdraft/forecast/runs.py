@@ -21,7 +21,7 @@ from specdraft.files import read_json
 from specdraft.forecast.curves import Array
 from specdraft.training.schedule import OptimizerSettings
 
-_FEWEST = 6  # measurements; a curve has three unknowns
+FEWEST = 6  # measurements; a curve has three unknowns
 _SETTINGS = Path(".hydra") / "config.yaml"  # as Hydra leaves it in every run directory
 
 
@@ -67,10 +67,10 @@ def read_run(directory: str | Path) -> Run:
     step, length = _column(rows, "step", "acceptance_length")
     behind = step >= _warm_up(optimizer, max_steps)
     step, length = step[behind], length[behind]
-    if len(step) < _FEWEST:
+    if len(step) < FEWEST:
         mend = f"set live.every_n_steps={max(1, max_steps // 20)} or less and train again"
         found = f"{directory} has {len(step)} live measurements behind the warm-up"
-        raise UserError(f"{found}: expected at least {_FEWEST}; {mend}")
+        raise UserError(f"{found}: expected at least {FEWEST}; {mend}")
     _, read = _column(rows, "step", "train/tokens_per_step")
     per_step = float(read.mean()) if len(read) else float(config.data.batch_size * config.data.sequence_length)
     draft, verify = (_column(rows, "step", name)[1] for name in ("cost_ratio", "verification_cost_ratio"))

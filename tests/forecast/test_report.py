@@ -29,6 +29,9 @@ def test_table_and_page_say_what_the_numbers_are(runs):
     assert "half -> whole: data.limit from 500 to 1000: +0.20" in text
     assert "whole, expected" in page and "<svg" in page and all(line in page for line in ("Kinds of curves", "Hill"))
     assert all(sentence in text for sentence in found["advice"])
+    assert [each["run"] for each in found["hindsight"]] == ["half", "whole"]
+    assert f"whole: {found['hindsight'][1]['expected']:.2f} [" in text and "10 of 10 later measurements held" in text
+    assert "foresaw of its end" in page and "10 of 10" in page
     (chart,) = charts
     assert [len(series.points) for series in chart.drawn] == [4, 3, 4, 3]
 
