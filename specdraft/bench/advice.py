@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -68,30 +69,39 @@ def schedule(best: Mapping[int, int]) -> list[list[int]]:
     return table
 
 
-def vllm_settings(results: Sequence[Record], contenders: Sequence[Contender], target: str) -> dict[str, Any] | None:
-    """What ``vllm serve --config FILE`` is to read, of the method that is fastest over all concurrencies; None where
-    nothing was compared at a concurrency."""
-    methods = {each.method: each for each in contenders if each.method != PLAIN}
-    speeds = {name: _mean_speed(results, contenders, name) for name in methods}
-    known = {name: speed for name, speed in speeds.items() if speed is not None}
-    if not known or contenders[0].method != PLAIN:
+def vllm_settings(
+    results: Sequence[Record], contenders: Sequence[Contender], target: str, at: int | None = None
+) -> dict[str, Any] | None:
+    """What ``vllm serve --config FILE`` is to read: of what was fastest over all concurrencies, or ``at`` one of them.
+    One number of draft tokens, or, where vLLM takes that, one for each batch size. None where nothing was compared."""
+    speeds = _speeds(results, at)
+    sizes = {size for known in speeds.values() for size in known}
+    drafting = [each for each in contenders if each.method != PLAIN and speeds.get(each.name, {}).keys() == sizes]
+    if not sizes or not drafting or contenders[0].method != PLAIN:
         return None
-    method = max(known, key=lambda name: known[name])
-    best = best_lengths(results, contenders, method)
+    ways: list[tuple[float, Contender, dict[int, int]]] = []  # mean speed, contender, K by batch size where it differs
+    ways += [(_mean(speeds[each.name].values()), each, {}) for each in drafting]
+    for one in {each.method: each for each in drafting if _by_batch_size(each)}.values():
+        own = [speeds[each.name] for each in drafting if each.method == one.method]
+        best = best_lengths([each for each in results if _is_at(each, at)], drafting, one.method)
+        if len(set(best.values())) > 1:
+            ways.append((_mean(max(1.0, *(known[size] for known in own)) for size in sizes), one, best))
+    speed, chosen, best = max(ways, key=lambda way: way[0])
     settings: dict[str, Any] = {"model": target}
-    if not any(best.values()):
+    if speed <= 0:
         return settings
-    options = methods[method].options
-    config = json.loads(options[options.index("--speculative-config") + 1])
-    by_size = config["method"] in _BY_BATCH_SIZE and not config.get("parallel_drafting")
-    if by_size and len(set(best.values())) > 1:
-        config["num_speculative_tokens"] = max(best.values())
+    config = _config(chosen)
+    config["num_speculative_tokens"] = max(best.values(), default=chosen.num_draft_tokens)
+    if best:
         config["num_speculative_tokens_per_batch_size"] = schedule(best)
-    else:
-        config["num_speculative_tokens"] = next(length for length in best.values() if length)
-    if "--hf-overrides" in options:
-        settings["hf-overrides"] = json.loads(options[options.index("--hf-overrides") + 1])
+    if "--hf-overrides" in chosen.options:
+        settings["hf-overrides"] = json.loads(chosen.options[chosen.options.index("--hf-overrides") + 1])
     return settings | {"speculative-config": config}
+
+
+def concurrencies(results: Sequence[Record]) -> list[int]:
+    """Those that were measured, ascending."""
+    return sorted({int(each["load"]["value"]) for each in results if each["load"]["kind"] == CONCURRENCY})
 
 
 def settings_text(settings: Mapping[str, Any], said: Sequence[str]) -> str:
@@ -100,11 +110,29 @@ def settings_text(settings: Mapping[str, Any], said: Sequence[str]) -> str:
     return comment + OmegaConf.to_yaml(dict(settings))
 
 
-def _mean_speed(results: Sequence[Record], contenders: Sequence[Contender], method: str) -> float | None:
-    """The mean logarithm, over concurrencies, of a method's best speedup."""
-    names = {each.name for each in contenders if each.method == method}
-    best: dict[float, float] = {}
+def _speeds(results: Sequence[Record], at: int | None) -> dict[str, dict[int, float]]:
+    """By contender and concurrency."""
+    found: dict[str, dict[int, float]] = {}
     for each in results:
-        if each["load"]["kind"] == CONCURRENCY and each["contender"] in names and each["speedup"]:
-            best[each["load"]["value"]] = max(best.get(each["load"]["value"], 0.0), each["speedup"])
-    return sum(map(math.log, best.values())) / len(best) if best else None
+        if _is_at(each, at) and each["speedup"]:
+            found.setdefault(each["contender"], {})[int(each["load"]["value"])] = each["speedup"]
+    return found
+
+
+def _is_at(result: Record, at: int | None) -> bool:
+    return result["load"]["kind"] == CONCURRENCY and at in (None, int(result["load"]["value"]))
+
+
+def _mean(speeds: Iterable[float]) -> float:
+    """The logarithm of their geometric mean."""
+    return statistics.fmean(map(math.log, speeds))
+
+
+def _config(contender: Contender) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(contender.options[contender.options.index("--speculative-config") + 1])
+    return config
+
+
+def _by_batch_size(contender: Contender) -> bool:
+    config = _config(contender)
+    return config["method"] in _BY_BATCH_SIZE and not config.get("parallel_drafting")

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from specdraft.bench.advice import PLAIN, sentences, settings_text, vllm_settings
+from specdraft.bench.advice import PLAIN, concurrencies, sentences, settings_text, vllm_settings
 from specdraft.bench.engines import Contender
 from specdraft.bench.load import CONCURRENCY, Load
 from specdraft.bench.summary import Objective, by_category, summarize
@@ -27,7 +27,8 @@ def measurement(
     target: str | None = None,
 ) -> dict[str, Any]:
     """JSON-able. settings: as given, with objective and price_per_hour. target: as the engine's settings name it; None:
-    there are none, because it is not vLLM that was started here."""
+    there are none, because it is not vLLM that was started here. ``engine_settings`` are files by their names: of what
+    was fastest over all concurrencies (vllm.yaml), and of what was at each (vllm-4.yaml)."""
     loads = list(dict.fromkeys(block.load for block in blocks))
     objective = Objective(**settings["objective"])
     results = [
@@ -36,7 +37,12 @@ def measurement(
         for each in contenders
     ]
     advice = sentences(results, contenders)
-    chosen = None if target is None else vllm_settings(results, contenders, target)
+    files: dict[str, str] = {}
+    for at in [None, *concurrencies(results)]:
+        chosen = None if target is None else vllm_settings(results, contenders, target, at)
+        if chosen is not None:
+            said = [advice[loads.index(Load(CONCURRENCY, at))]] if at else advice
+            files["vllm.yaml" if at is None else f"vllm-{at}.yaml"] = settings_text(chosen, said)
     categories = [
         {"contender": each.name, "category": category, "speedup": speed, "speedup_interval": interval}
         for each in contenders
@@ -55,7 +61,7 @@ def measurement(
         "memory": list(memory),
         "energy": list(energy),
         "advice": advice,
-        "engine_settings": None if chosen is None else settings_text(chosen, advice),
+        "engine_settings": files,
         "machine": machine(),
         "versions": versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

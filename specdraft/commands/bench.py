@@ -97,9 +97,10 @@ def main(config: DictConfig) -> None:
     print(table(result))
     print(f"\nresults:  {write_text(output / 'bench.json', json.dumps(result, indent=2))}")
     print(f"report:   {write_text(output / 'report.html', html(result))}")
-    if result["engine_settings"]:
-        path = write_text(output / "vllm.yaml", result["engine_settings"])
-        print(f"settings: vllm serve --config {path}")
+    written = [write_text(output / name, text) for name, text in result["engine_settings"].items()]
+    if written:
+        others = ", ".join(path.name for path in written[1:])
+        print(f"settings: vllm serve --config {written[0]}, or for one load {others}")
 
 
 if __name__ == "__main__":

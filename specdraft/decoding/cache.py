@@ -5,7 +5,7 @@ B = requests of a pass, n = tokens that each reads, S = keys that it attends to,
 transformers' dynamic cache copies all keys and values at every token. Here every layer has one buffer for all requests
 of a batch, and a pass writes wherever it is told to, in one operation however much the lengths of the requests differ.
 What a request holds is the caller's knowledge: its texts and drafts follow one another, and what lies behind them is
-hidden by masks and written over. A request that comes or goes copies no other but the one that takes its place."""
+hidden by masks and written over. A request that goes is copied over by the one that takes its place."""
 
 from typing import Any
 
@@ -113,8 +113,8 @@ class StaticCache(Cache):
                 here = [part.to(buffer.device) for part in (rows, source, destination)]
                 buffer[here[0], :, here[2]] = buffer[here[0], :, here[1]]
 
-    def drop(self, row: int, last: int, length: int) -> None:
-        """Forget a request; the ``last`` one, of that many tokens, takes its place."""
-        for layer in self.layers if row != last else ():
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Give a request what the one in ``source`` holds of its first ``length`` tokens."""
+        for layer in self.layers if row != source else ():
             for buffer in (layer.keys, layer.values):
-                buffer[row, :, :length] = buffer[last, :, :length]
+                buffer[row, :, :length] = buffer[source, :, :length]

@@ -40,6 +40,17 @@ class Request:
         return self.prompt_length + len(self.result.tokens)
 
 
+@dataclass(frozen=True)
+class Read:
+    """A prompt that was just read: where its keys and values are, the hidden states of its pass, and the logits after
+    it ``[1, V]``."""
+
+    ids: list[int]
+    row: int
+    features: Features
+    logits: Tensor
+
+
 class Method(Protocol):
     """What requests are decoded with: a ``Decoder``."""
 
@@ -76,6 +87,7 @@ class Requests:
         if self.sampling.grammar is not None and self.sampling.grammar.masks_drafts and self.drafting is not None:
             assert self.grammar is not None
             self.drafting.constrain(self.grammar)
+        self._read: Read | None = None
         self.last, self.lengths, self.seeds = torch.zeros((3, rows), dtype=torch.int64, device=device)
 
     def begin(self, number: int, prompt: Sequence[int], limit: int, seed: int) -> Request:
@@ -83,8 +95,8 @@ class Requests:
         started = time.perf_counter()
         target, device, row = self.target, self.target.device, len(self.under_way)
         reading = Pass.prompt(prompt, device)
-        features = target.step(reading, self.cache, self.layers, row)
-        logits = target.logits(features.last[:, -1])
+        read = self._read_prompt(reading, list(prompt), row)
+        features, logits = read.features, read.logits
         self.lengths[row], self.seeds[row] = len(prompt), Chance.mixed(seed)
         if self.grammar is not None:
             self.grammar.begin(row)
@@ -101,8 +113,8 @@ class Requests:
                 part = features.last[:, start : start + _SHOWN]
                 self._show(reading.ids[:, start : start + _SHOWN], target.logits(part))
             counts = torch.full((1,), len(prompt), device=device)
-            read = Texts(torch.ones(1, dtype=torch.int64, device=device), 1, row)
-            self.drafting.advance(read, torch.cat([reading.ids[:, 1:], first[:, None]], dim=1), counts, features)
+            texts = Texts(torch.ones(1, dtype=torch.int64, device=device), 1, row)
+            self.drafting.advance(texts, torch.cat([reading.ids[:, 1:], first[:, None]], dim=1), counts, features)
         request = Request(number, len(prompt), limit, Generation(first.tolist()))
         if self.grammar is not None:
             self.grammar.advance(row, request.result.tokens)
@@ -112,9 +124,20 @@ class Requests:
         self.under_way.append(request)
         return request
 
+    def _read_prompt(self, reading: Pass, prompt: list[int], row: int) -> Read:
+        """Its pass, which several answers to one question share where they begin one after the other."""
+        if self._read is not None and self._read.ids == prompt:
+            self.cache.copy(self._read.row, row, len(prompt))
+            return self._read
+        self._read = None  # before the pass: not the states of two prompts at once
+        features = self.target.step(reading, self.cache, self.layers, row)
+        self._read = Read(prompt, row, features, self.target.logits(features.last[:, -1]))
+        return self._read
+
     def round(self) -> None:
         """Draft, verify, accept, commit (2211.17192, algorithm 1); every request emits at least one token."""
         started = time.perf_counter()
+        self._read = None
         lengths = [request.length for request in self.under_way]
         texts = Texts(self.lengths[: len(lengths)], max(lengths))
         marks = [self.clock.mark()]
@@ -164,7 +187,7 @@ class Requests:
         self.under_way.pop()
         if index == last:
             return
-        self.cache.drop(index, last, length)
+        self.cache.copy(last, index, length)
         if self.grammar is not None:
             self.grammar.drop(index, last)
         if self.drafting is not None:

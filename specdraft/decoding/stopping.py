@@ -65,24 +65,28 @@ class EntropyBound:
 @dataclass(frozen=True)
 class Goodput:
     """Ends, for all requests side by side, where another token of each would bring fewer than ``price`` tokens: the
-    mean over requests of how likely the most likely chain with it is, as the draft sees it. price None: not known yet,
-    and nothing ends.
+    mean over requests of how likely the chain with it is accepted, by what was learned from drafts that were judged
+    (``weights``, of ``learn_weights``), or, weights None, how likely the draft thinks its most likely one. price None:
+    not known yet, and nothing ends.
 
     A reward that is renewed with every round is greatest in the long run if a round goes on as long as the next token
     brings more than what its time brings elsewhere (SmartSpec, 2406.14066, maximizes the same goodput over lengths that
     it forecasts). Side by side a level takes its time whether one request drafts it or all do."""
 
     price: float | None = None
+    weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if self.price is not None and not self.price >= 0:
             raise UserError(f"a draft is to end at a price of {self.price} tokens: expected a number of at least 0")
+        object.__setattr__(self, "weights", _checked(self.weights))
 
     def __call__(self, q: Tensor, kept: Tensor) -> Tensor:
         """See ``Stop``."""
         if self.price is None:
             return torch.zeros_like(kept, dtype=torch.bool)
-        return ((q.amax(-1) * kept).mean() < self.price).expand(len(kept))
+        brings = q.amax(-1) * kept if self.weights is None else _chance(q, kept, self.weights)
+        return (brings.mean() < self.price).expand(len(kept))
 
     @property
     def lacks(self) -> str | None:
@@ -113,18 +117,13 @@ class Learned:
     def __post_init__(self) -> None:
         if not 0 <= self.least <= 1:
             raise UserError(f"a draft is to end at a chance of {self.least}: expected a number from 0 to 1")
-        if self.weights is not None and len(self.weights) != EVIDENCE:
-            wanted = f"{EVIDENCE}, as evaluate.py learns them (stop_weights in evaluation.json)"
-            raise UserError(f"a draft is to end by {len(self.weights)} learned weights: expected {wanted}")
-        if self.weights is not None:
-            object.__setattr__(self, "weights", tuple(map(float, self.weights)))  # a list has no hash
+        object.__setattr__(self, "weights", _checked(self.weights))
 
     def __call__(self, q: Tensor, kept: Tensor) -> Tensor:
         """See ``Stop``."""
         if self.weights is None:
             return torch.zeros_like(kept, dtype=torch.bool)
-        found = evidence(q, kept)
-        return (found @ found.new_tensor(self.weights)).sigmoid() < self.least
+        return _chance(q, kept, self.weights) < self.least
 
     @property
     def lacks(self) -> str | None:
@@ -145,6 +144,20 @@ def evidence(q: Tensor, kept: Tensor) -> Tensor:
     q, tiny = q.float(), torch.finfo(torch.float32).tiny
     best, before = (part.float().clamp_min(tiny).log() for part in (q.amax(-1), kept))
     return torch.stack([torch.ones_like(best), best, torch.special.entr(q).sum(-1), before], dim=-1)
+
+
+def _checked(weights: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Of a rule; a list has no hash. Raises UserError for another number of them."""
+    if weights is not None and len(weights) != EVIDENCE:
+        wanted = f"{EVIDENCE}, as evaluate.py learns them (stop_weights in evaluation.json)"
+        raise UserError(f"a draft is to end by {len(weights)} learned weights: expected {wanted}")
+    return None if weights is None else tuple(map(float, weights))
+
+
+def _chance(q: Tensor, kept: Tensor, weights: Sequence[float]) -> Tensor:
+    """That the next token and all before it are accepted, as was learned, ``[B]``."""
+    found = evidence(q, kept)
+    return (found @ found.new_tensor(weights)).sigmoid()
 
 
 @dataclass

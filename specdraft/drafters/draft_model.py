@@ -239,7 +239,7 @@ class DraftModelDrafting(ModelDrafting):
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""
-        self.cache.drop(row, last, length)
+        self.cache.copy(last, row, length)
         self.last[row] = self.last[last]
 
 

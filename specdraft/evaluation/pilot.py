@@ -51,16 +51,16 @@ class Pilot:
         if not isinstance(shape, StaticTree) or not getattr(stop, "lacks", None):
             return shape
         about = f"{way.name}, T={temperature:g}"
-        if isinstance(stop, Learned):
+        if isinstance(stop, Goodput):
+            stop = replace(stop, price=self._price(way, shape, temperature))
+            self.recorded.setdefault("token_prices", {})[about] = stop.price
+        if isinstance(stop, Goodput | Learned) and stop.weights is None:
             stop = replace(stop, weights=self._weights(way, shape, temperature))
             self.recorded.setdefault("stop_weights", {})[about] = stop.weights
-        elif isinstance(stop, Goodput):
-            stop = Goodput(self._price(way, shape, temperature))
-            self.recorded.setdefault("token_prices", {})[about] = stop.price
         return replace(shape, stop=stop)
 
     def _weights(self, way: Way, shape: StaticTree, temperature: float) -> list[float]:
-        """What a pilot teaches a ``Learned`` rule."""
+        """What a pilot teaches a rule of what is accepted."""
         recording, levels = Recording(), torch.arange(shape.depth)
         accepted, whole = list[Tensor](), list[bool]()
         for request in self._requests(replace(way, shape=replace(shape, stop=recording)), temperature):

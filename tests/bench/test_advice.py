@@ -2,7 +2,8 @@
 
 import yaml
 
-from specdraft.bench.advice import best_lengths, schedule, sentences, settings_text, vllm_settings
+from specdraft.bench.advice import best_lengths, concurrencies, schedule, sentences, settings_text, vllm_settings
+from specdraft.bench.engines import Contender
 from specdraft.bench.summary import Objective, summarize
 from tests.bench.written import CONTENDERS, FOUR, ONE, blocks, three
 
@@ -40,6 +41,22 @@ def test_where_it_does_not_pay_nothing_is_drafted():
     ]
     slow = {name: dict.fromkeys((ONE, FOUR), 0.5 if name != "plain" else 1.0) for name in speeds}
     assert vllm_settings(results(blocks(slow)), CONTENDERS, "t") == {"model": "t"}
+
+
+def test_at_each_concurrency_the_fastest_of_all_is_chosen():
+    """Over both it is the look-up, whose K does not follow the batch size; at one request the head's long draft."""
+    options = ("--speculative-config", '{"method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 2}')
+    lookup = Contender("ngram K=2", "ngram", 2, options)
+    speeds = {"plain": (1.0, 1.0), "ngram K=2": (1.8, 1.9), "eagle3 K=1": (1.5, 1.2), "eagle3 K=3": (2.0, 0.8)}
+    given = blocks({name: {ONE: one, FOUR: four} for name, (one, four) in speeds.items()})
+    contenders = [*CONTENDERS, lookup]
+    found = [summarize(given, each.name, load, Objective()) for load in (ONE, FOUR) for each in contenders]
+    chosen = {at: vllm_settings(found, contenders, "t", at)["speculative-config"] for at in (None, 1, 4)}
+    assert [each["method"] for each in chosen.values()] == ["ngram", "eagle3", "ngram"]
+    assert chosen[1] == {"method": "eagle3", "num_speculative_tokens": 3}
+    assert chosen[None]["num_speculative_tokens"] == 2 and concurrencies(found) == [1, 4]
+    found = [each for each in found if each["contender"] != "ngram K=2" or each["load"]["value"] == 1]
+    assert vllm_settings(found, contenders, "t")["speculative-config"]["method"] == "eagle3"  # the other failed at four
 
 
 def test_an_interval_around_one_is_no_certainty():

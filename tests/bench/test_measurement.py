@@ -11,8 +11,15 @@ SETTINGS = {"objective": {"ttft_ms": 100.0, "tpot_ms": None}, "price_per_hour": 
 def test_every_contender_at_every_load_as_json():
     found = json.loads(json.dumps(measurement(three(), CONTENDERS, SETTINGS, target="a/b")))
     assert len(found["results"]) == 6 and len(found["categories"]) == 4 and len(found["advice"]) == 2
-    assert found["results"][2]["speedup"] == 2.0 and "model: a/b" in found["engine_settings"]
-    assert measurement(three(), CONTENDERS, SETTINGS)["engine_settings"] is None
+    assert found["results"][2]["speedup"] == 2.0 and [*found["engine_settings"]] == [
+        "vllm.yaml",
+        "vllm-1.yaml",
+        "vllm-4.yaml",
+    ]
+    assert all("model: a/b" in text for text in found["engine_settings"].values())
+    at_four = found["engine_settings"]["vllm-4.yaml"]
+    assert "At 4 requests" in at_four and "At 1 request" not in at_four and "num_speculative_tokens: 1\n" in at_four
+    assert measurement(three(), CONTENDERS, SETTINGS)["engine_settings"] == {}
 
 
 def test_one_contender_alone_has_latencies_and_nothing_to_compare():

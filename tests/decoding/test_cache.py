@@ -127,7 +127,7 @@ class Rows:
 
     def drop(self, row: int) -> None:
         last = len(self.layers[0]) - 1
-        self.cache.drop(row, last, self.lengths[last])
+        self.cache.copy(last, row, self.lengths[last])
         for layer in self.layers:
             layer[row] = layer[-1]
             layer.pop()

@@ -103,6 +103,28 @@ def test_drafters_of_one_request_are_joined(target, drafter, sampling):
     both_ways(Decoder(target, drafter, 4, sampling), prompts, 24, 3)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_question_that_is_answered_several_times_is_read_once(
+    target, answers, untrained, monkeypatch, sampling, drafts
+):
+    one, other = answers.prompts[:2]
+    asked, read = [one, one, other, one, one, one, one], []
+    step = type(target).step
+
+    def counted(target, reading, *args):
+        read.append(reading.ids.shape == (1, len(one)) and reading.ids[0].tolist() == one)
+        return step(target, reading, *args)
+
+    monkeypatch.setattr(type(target), "step", counted)
+    decoder = Decoder(target, untrained(target) if drafts else None, CHAIN, sampling)
+    decoder.generate_batch(asked, 8, 6)
+    assert read[:3] == [True, False, True]  # another question lies between
+    assert sum(read) == 3  # and rounds before the last one
+    monkeypatch.undo()
+    both_ways(decoder, asked, 16, 6)
+
+
 @pytest.mark.parametrize("rule", [rules.Ears(0.3), rules.Typical()], ids=str)
 @pytest.mark.parametrize("shape", [CHAIN, STATIC], ids=str)
 def test_lossy_rules_do_the_same_alone_and_side_by_side(target, answers, untrained, rule, shape):
@@ -135,11 +157,11 @@ def test_seeds_decide_as_long_as_the_context_has_room_for_a_draft(short, untrain
 
 def test_a_request_copies_no_other_when_it_comes_or_goes(target, answers, untrained, monkeypatch):
     drops: list[tuple[int, int, int]] = []
-    drop = StaticCache.drop
-    monkeypatch.setattr(StaticCache, "drop", lambda cache, *row: drops.append(row) or drop(cache, *row))
+    copy = StaticCache.copy
+    monkeypatch.setattr(StaticCache, "copy", lambda cache, *rows: drops.append(rows) or copy(cache, *rows))
     prompts = answers.prompts[:8]
     Decoder(target, untrained(target), CHAIN).generate_batch(prompts, 16, 4)
-    assert drops and all(row < last and length <= 16 + max(map(len, prompts)) + 4 for row, last, length in drops)
+    assert drops and all(row < last and length <= 16 + max(map(len, prompts)) + 4 for last, row, length in drops)
     assert len(drops) <= 2 * len(prompts)  # of the target's cache, and of the head's
 
 

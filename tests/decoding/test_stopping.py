@@ -48,7 +48,13 @@ class FourByFour:
         return f"{self.stop}, four by four"
 
 
-STOPS = [Confidence(0.5), Confidence(0.3, joint=True), EntropyBound(0.2, 0.45), FourByFour(Goodput(0.35))]
+STOPS = [
+    Confidence(0.5),
+    Confidence(0.3, joint=True),
+    EntropyBound(0.2, 0.45),
+    FourByFour(Goodput(0.35)),
+    FourByFour(Goodput(0.3, (0.0, 1.5, -0.3, 0.8))),
+]
 STOPS += [Learned(0.45, (0.5, 1.5, -0.5, 0.8))]
 
 
@@ -77,6 +83,17 @@ def test_goodput_is_of_all_requests():
     assert str(Goodput()) == "while a token pays" and str(Goodput(0.38)) == "while a token brings 0.38"
     with pytest.raises(UserError, match="a price of -1 tokens"):
         Goodput(-1)
+
+
+def test_goodput_takes_the_chance_that_was_learned():
+    q, kept = torch.tensor([[0.6, 0.4], [0.45, 0.55]]), torch.tensor([0.5, 1.0])
+    weights = [0.3, 1.5, -0.2, 0.7]
+    mean = float((evidence(q, kept) @ torch.tensor(weights)).sigmoid().mean())
+    for above in (1e-4, -1e-4):
+        assert Goodput(mean + above, weights)(q, kept).tolist() == [above > 0] * 2
+    assert hash(Goodput(0.1, weights)) == hash(Goodput(0.1, tuple(weights)))
+    with pytest.raises(UserError, match="by 1 learned weights: expected 4"):
+        Goodput(0.1, [1.0])
 
 
 def test_learned_is_a_logistic_regression():

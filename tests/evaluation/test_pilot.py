@@ -54,10 +54,12 @@ def test_drafts_end_at_the_price_that_was_measured(target, prompts, monkeypatch)
     settings = replace(SETTINGS, shape=StaticTree.chain(8, stop=Goodput()), temperatures=(0.0,))
     compare = {"prompt_lookup": PromptLookup()}
     seen = []
-    monkeypatch.setattr(Goodput, "__call__", lambda stop, q, kept: seen.append(stop.price) or kept < -1)
+    monkeypatch.setattr(Goodput, "__call__", lambda stop, q, kept: seen.append((stop.price, stop.weights)) or kept < -1)
     evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
     price = evaluation.settings["token_prices"]["draft_model, T=0"]
-    assert list(evaluation.settings["token_prices"]) == ["draft_model, T=0"] and set(seen) == {price}
+    assert list(evaluation.settings["token_prices"]) == ["draft_model, T=0"]
+    weights = evaluation.settings["stop_weights"]["draft_model, T=0"]
+    assert set(seen) == {(price, tuple(weights))} and len(weights) == 4
     assert 0.0999 < price < 0.9  # a tenth of a step, times what is gained with the best chain, nine tokens at most
     assert evaluation.settings["draft_tree"] == "chain of 8, while a token pays"
 

@@ -99,7 +99,7 @@ class BlockDrafting(LevelDrafting):
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""
-        self.cache.drop(row, last, length)
+        self.cache.copy(last, row, length)
         self.token[row] = self.token[last]
 
     def _angles(self, reading: Pass, like: Tensor) -> Angles:

@@ -77,7 +77,7 @@ class EagleDrafting(LevelDrafting):
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""
-        self.cache.drop(row, last, length)
+        self.cache.copy(last, row, length)
         for part in self.outputs:
             part[row] = part[last]
 

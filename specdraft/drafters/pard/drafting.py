@@ -74,7 +74,7 @@ class ParallelDrafting(LevelDrafting):
 
     def drop(self, row: int, last: int, length: int) -> None:
         """See ``Drafting``."""
-        self.cache.drop(row, last, length)
+        self.cache.copy(last, row, length)
         self.unread[row], self.counts[row] = self.unread[last], self.counts[last]
 
     def _read(self, texts: Texts, masks: int) -> Features:
