@@ -1,8 +1,9 @@
 """Chains that end where a token does not pay, beside chains of every fixed length, for requests side by side.
 
 ``python benchmarks/adaptive.py CHECKPOINT``: all decode the same prompts in turns. What is not counted comes first: a
-pilot that tells what is accepted, and a turn that gives the price of a drafted token at each batch size, from the
-fastest chain of fixed length.
+pilot that tells what is accepted, and the times of a round of so many requests, which give the price of a drafted token
+by the fastest chain of fixed length. Rates are those of full batches: a batch is decoded until its first answer has all
+its tokens, and prompts whose answers are shorter take no part.
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -14,69 +15,72 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from common import alternate, print_table, write_result
 from specdraft.data.prompts import encode, usual_benchmark
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
 from specdraft.decoding.stopping import Goodput, Learned, price_of_a_token
+from specdraft.decoding.threads import FEW_TOKENS, limited
 from specdraft.drafters.checkpoint import check_target, load_drafter
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import EvaluationSettings, load_prompts
 from specdraft.evaluation.pilot import Pilot
+from specdraft.evaluation.speedup.step_times import StepTimer
 from specdraft.evaluation.ways import Way
 from specdraft.targets import Target
 
+_SECONDS = 3.0  # for the times of rounds
 COLUMNS = ("batch", "T", "plain", "fixed lengths, tokens/s", "as long as it pays", "price", "beside the best fixed")
-
-
-class Runs:
-    """One batch size and temperature: ways of decoding the prompts, and what each did last."""
-
-    def __init__(self, decode: Callable[[StaticTree | None], tuple[int, int, float]]) -> None:
-        self.decode = decode
-        self.last: dict[str, tuple[int, int, float]] = {}
-
-    def rate(self, name: str, shape: StaticTree | None) -> float:
-        """Tokens a second."""
-        tokens, _, seconds = self.last[name] = self.decode(shape)
-        return tokens / seconds
-
-    def round_seconds(self, name: str) -> float:
-        """Of the last run."""
-        _, rounds, seconds = self.last[name]
-        return seconds / rounds
 
 
 def decode(
     target: Target, drafter: Any, sampling: Sampling, prompts: list[list[int]], tokens: int, batch: int,
     shape: StaticTree | None,
-) -> tuple[int, int, float]:  # fmt: skip
-    """Tokens, rounds and seconds, without the prompts' passes: batches of equal size, one after the other."""
+) -> float:  # fmt: skip
+    """Tokens a second of full batches, without the prompts' passes."""
     decoder = Decoder(target, drafter if shape else None, shape or 1, sampling)
-    count, rounds, seconds = 0, 0, 0.0
-    for start in range(0, len(prompts), batch):
+    count, seconds = 0, 0.0
+    for start in range(0, len(prompts) - batch + 1, batch):
         given = prompts[start : start + batch]
-        started = time.perf_counter()
-        found = decoder.generate_batch(given, tokens, batch, list(range(start, start + len(given))))
-        seconds += time.perf_counter() - started - sum(each.prefill_seconds for each in found)
-        rounds += max(len(each.accepted) or len(each.tokens) - 1 for each in found)
-        count += sum(len(each.tokens) - 1 for each in found)
-    return count, rounds, seconds
+        with torch.inference_mode():
+            requests = Requests(decoder, batch, max(map(len, given)) + tokens + longest_round(decoder))
+            for number, prompt in enumerate(given, start):
+                requests.begin(number, prompt, tokens, number)
+            few = batch * (1 + requests.num_read) <= FEW_TOKENS
+            started = time.perf_counter()
+            with limited(target.decoding_threads if few else None):
+                while max(len(each.result.tokens) for each in requests.under_way) < tokens:
+                    requests.round()
+        seconds += time.perf_counter() - started
+        count += sum(len(each.result.tokens) - 1 for each in requests.under_way)
+    return count / seconds
 
 
-def measure(runs: Runs, longest: int, rounds: int, sampled: bool, weights: Any) -> dict[str, Any]:
+def longest_round(decoder: Decoder) -> int:
+    """Tokens that the last round may emit beyond what is asked for."""
+    return decoder.num_draft_tokens + 1
+
+
+def measure(
+    decoded: Callable[[StaticTree | None], float], timer: StepTimer, batch: int, fixed: dict[str, StaticTree],
+    rounds: int, sampled: bool, weights: Any,
+) -> dict[str, Any]:  # fmt: skip
     """All ways in turns, after a turn that finds the price."""
-    fixed: dict[str, StaticTree | None] = {f"K={k}": StaticTree.chain(k, sampled) for k in range(1, longest + 1)}
-    ways = {"plain": None, **fixed}
-    runs.rate("plain", None)  # warms up
-    pilot = {name: runs.rate(name, shape) for name, shape in ways.items()}
+    decoded(None)  # warms up
+    plain = decoded(None)
+    pilot = {name: decoded(shape) / plain for name, shape in fixed.items()}
     best = max(fixed, key=pilot.__getitem__)
-    seconds = runs.round_seconds(best), runs.round_seconds("plain")
-    price = price_of_a_token(int(best[2:]), pilot[best] / pilot["plain"], *seconds)
-    ways["goodput"] = StaticTree.chain(longest, sampled, Goodput(price, weights))
-    rates = alternate({name: partial(runs.rate, name, shape) for name, shape in ways.items()}, rounds)
+    timer.measure_for(_SECONDS)
+    times = {shape: each.draft + each.verify for (size, shape), each in timer.times().items() if size == batch}
+    price = price_of_a_token(fixed[best].depth, pilot[best], times[fixed[best]], times[None])
+    longest = max(shape.depth for shape in fixed.values())
+    ways = {"plain": None, **fixed, "goodput": StaticTree.chain(longest, sampled, Goodput(price, weights))}
+    rates = alternate({name: partial(decoded, shape) for name, shape in ways.items()}, rounds)
     middle = {name: statistics.median(each) for name, each in rates.items()}
     fastest = max(fixed, key=middle.__getitem__)
     ratios = [ours / theirs for ours, theirs in zip(rates["goodput"], rates[fastest], strict=True)]
@@ -105,16 +109,21 @@ def main() -> None:
     prompts = [encode(target.tokenizer, each.opening) for each in chosen]
     pilot = Pilot(target, chosen, EvaluationSettings(max_new_tokens=options.max_new_tokens), False, {})
     measured, rows = [], []
+    plainly = Decoder(target).generate_batch(prompts, options.max_new_tokens, max(options.batch_sizes))
+    pairs = zip(prompts, plainly, strict=True)
+    prompts = [ids for ids, said in pairs if len(said.tokens) == options.max_new_tokens]
     with ready_to_decode(drafter.eval()):
         for temperature in options.temperatures:
-            untaught = StaticTree.chain(options.longest, temperature > 0, Learned())
+            sampled, sampling = temperature > 0, Sampling(temperature)
+            untaught = StaticTree.chain(options.longest, sampled, Learned())
             taught = pilot.settled(Way("head", drafter, untaught), temperature)
             assert isinstance(taught, StaticTree) and isinstance(taught.stop, Learned)
+            fixed = {f"K={k}": StaticTree.chain(k, sampled) for k in range(1, options.longest + 1)}
             for batch in options.batch_sizes:
-                given = target, drafter, Sampling(temperature), prompts, options.max_new_tokens, batch
-                found = measure(
-                    Runs(partial(decode, *given)), options.longest, options.rounds, temperature > 0, taught.stop.weights
-                )
+                given = target, drafter, sampling, prompts, options.max_new_tokens, batch
+                timer = StepTimer(target, drafter, prompts[0], [*fixed.values()], [batch], sampling)
+                decoded = partial(decode, *given)
+                found = measure(decoded, timer, batch, fixed, options.rounds, sampled, taught.stop.weights)
                 measured.append({"batch_size": batch, "temperature": temperature, **found})
                 speed = found["tokens_a_second"]
                 lengths = ", ".join(f"{speed[f'K={k}']:.0f}" for k in range(1, options.longest + 1))
