@@ -26,7 +26,7 @@ from specdraft.training.preflight import prepare_run
 
 CONF = Path(__file__).parents[2] / "conf"
 MODELS = ("dflash", "domino", "draft", "dspark", "eagle", "eagle3", "eagle3_1", "hydra", "medusa", "mtp", "p_eagle")
-MODELS += ("kangaroo", "redrafter")
+MODELS += ("jacobi_forcing", "kangaroo", "redrafter")
 SEQUENCE_LENGTHS = {
     "gpt-oss-20b": 8192,
     "llama-70b": 4096,
@@ -122,7 +122,7 @@ def test_the_first_command_is_a_real_run_that_fits_a_node(model, target):
     assert config.decoding.max_new_tokens >= (4096 if reasoning else 1024)
     assert (config.trainer.accelerator, config.trainer.precision) == ("gpu", "bf16-mixed")
     assert config.evaluate == (config.target.placement != "zero3")
-    assert (config.export is None) == (model in ("hydra", "domino", "kangaroo", "redrafter"))
+    assert (config.export is None) == (model in ("hydra", "domino", "jacobi_forcing", "kangaroo", "redrafter"))
     assert config.model.drafter.get("num_heads", 5) >= config.decoding.num_draft_tokens
 
     shape = OmegaConf.to_container(config.target_shape, resolve=True)
