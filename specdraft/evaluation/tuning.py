@@ -86,5 +86,7 @@ def about(settings: Mapping[str, object]) -> str | None:
         return None
     name = str(target["name"]).removesuffix(", tuned")
     by = f"{name}, tuned by {found['by']}" if found["by"] else str(target["name"])
-    same, far = f"{found['greedy_agreement']:.1%}", f"{found['divergence']:.3f}"
-    return f"{by}: it says {same} of the target's own greedy tokens, mean KL {far} over {found['tokens']} tokens"
+    same, far = f"{100 * found['greedy_agreement']:.1f} %", f"{found['divergence']:.3f}"
+    return (
+        f"{by}: it says {same} of the greedy tokens that the target says, mean KL {far} over {found['tokens']} tokens"
+    )

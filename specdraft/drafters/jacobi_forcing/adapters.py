@@ -6,7 +6,7 @@ The copies of a target that are made here have modules of their own and the targ
 never held twice. (On a CPU, packed layers of a merged copy are.)"""
 
 import copy
-import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -18,7 +18,6 @@ from specdraft.errors import UserError
 from specdraft.onednn import PackedLinear, plain, unpack
 from specdraft.targets import Target
 from specdraft.targets.loading import NONE, quantization
-from specdraft.text import reason
 
 Shapes = Mapping[str, Sequence[int]]
 """The adapted layers, ``[I, O]`` by their names in the target."""
@@ -37,24 +36,35 @@ class Adapters(nn.ModuleDict):
         return self[_key(name)]
 
 
-def find_layers(target: Target, target_modules: Any) -> dict[str, list[int]]:
-    """The linear layers that peft's ``target_modules`` means ("all-linear", a list of ends of names, or a pattern), but
-    for the LM head. Raises UserError for a target whose weights cannot be merged with anything, and for what names no
-    layer, or other parts."""
+def find_layers(target: Target, target_modules: str | Sequence[str]) -> dict[str, list[int]]:
+    """The linear layers that peft means by ``target_modules``: "all-linear", all but the LM head; a list, those of such
+    names or ends of names; another word, those whose whole name is of that pattern. Raises UserError for a target whose
+    weights cannot be merged with anything, and for what names no layer, the LM head or another part."""
     check_mergeable(target)
-    found = {name: module for name, module in _peft(target, target_modules, 1).named_modules() if _is_adapted(module)}
-    for name, module in found.items():
-        if not isinstance(module.base_layer, nn.Linear) or name == _head(target):
-            wanted = "linear layers but not the LM head, which the frozen target and the tuned one share"
-            raise UserError(f"model.drafter.target_modules names {name}: expected {wanted}")
-    layers = {name: module.base_layer for name, module in found.items()}
-    return {name: [layer.in_features, layer.out_features] for name, layer in layers.items()}
+    modules = dict(target.model.named_modules())
+    linear = [name for name, each in modules.items() if isinstance(each, nn.Linear) and each is not target.head]
+    if target_modules == "all-linear":
+        found = linear
+    elif isinstance(target_modules, str):
+        found = [name for name in modules if re.fullmatch(target_modules, name)]
+    else:
+        ends = [str(end) for end in target_modules]
+        found = [name for name in modules if any(name == end or name.endswith(f".{end}") for end in ends)]
+    wanted = "all-linear, a list of ends of names of its linear layers but the LM head, or a pattern"
+    if not found or not set(found) <= set(linear):
+        named = next((name for name in found if name not in linear), "no layer of the target")
+        raise UserError(f"model.drafter.target_modules names {named}: expected {wanted}")
+    return {name: [modules[name].in_features, modules[name].out_features] for name in found}
 
 
 def adapted(target: Target, adapters: Adapters, alpha: int) -> Any:
     """A copy of the target's model with the adapters beside its layers, which learns where the adapters do. Raises
     UserError for a target without such layers."""
-    model = _peft(target, adapters.names, adapters.rank, alpha)
+    from peft import LoraConfig, inject_adapter_in_model  # here, because other drafters start a second earlier without
+
+    model = _bare(target.model)
+    _layers(model, adapters)
+    inject_adapter_in_model(LoraConfig(r=adapters.rank, lora_alpha=alpha, target_modules=adapters.names), model)
     for name, layer in _layers(model, adapters).items():
         layer.lora_A["default"], layer.lora_B["default"] = adapters.pair(name).A, adapters.pair(name).B
     return model.eval()
@@ -88,19 +98,6 @@ def check_mergeable(target: Target) -> None:
         raise UserError(f"jacobi_forcing tunes the target, whose weights are quantized ({scheme}): expected {wanted}")
 
 
-def _peft(target: Target, target_modules: Any, rank: int, alpha: int = 1) -> Any:
-    """A copy with peft's layers. Raises UserError for what peft does not take."""
-    from peft import LoraConfig, inject_adapter_in_model  # here, because other drafters start a second earlier without
-
-    chosen = json.loads(json.dumps(target_modules, default=list))
-    try:
-        return inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen), _bare(target.model))
-    except (TypeError, ValueError) as error:
-        wanted = "all-linear, a list of ends of names of its linear layers, or a pattern"
-        said = f"peft finds no layers of the target to adapt ({reason(error)})"
-        raise UserError(f"{said}: expected model.drafter.target_modules to be {wanted}") from error
-
-
 def _bare(model: Any) -> Any:
     """A copy of the modules, with the very same tensors and packed layers."""
     same = chain(
@@ -119,14 +116,6 @@ def _layers(model: Any, adapters: Adapters) -> dict[str, Any]:
             wanted = "the target that the adapters were trained for"
             raise UserError(f"the target has no layer {name} of the shape of its adapter: expected {wanted}")
     return {name: there[name] for name in adapters.names}
-
-
-def _is_adapted(module: nn.Module) -> bool:
-    return hasattr(module, "lora_A") and hasattr(module, "base_layer")
-
-
-def _head(target: Target) -> str:
-    return next((name for name, module in target.model.named_modules() if module is target.head), "")
 
 
 def _pair(inputs: int, outputs: int, rank: int) -> nn.ModuleDict:

@@ -76,9 +76,13 @@ class JacobiForcing(Jacobi):
 
     @classmethod
     def for_target(
-        cls, target: Target, draft_vocabulary: Tensor | None = None, target_modules: Any = "all-linear", **options: Any
+        cls,
+        target: Target,
+        draft_vocabulary: Tensor | None = None,
+        target_modules: str | Sequence[str] = "all-linear",
+        **options: Any,
     ) -> Self:
-        """Adapters for the layers of ``target`` that peft's ``target_modules`` names. Raises UserError as
+        """Adapters for the layers of ``target`` that ``target_modules`` names. Raises UserError as
         ``find_layers``, and for a draft vocabulary that is not the whole."""
         if draft_vocabulary is not None and len(draft_vocabulary) != target.vocab_size:
             given = f"the draft vocabulary has {len(draft_vocabulary)} of {target.vocab_size} ids"

@@ -70,9 +70,10 @@ def test_a_target_with_packed_weights_stays_packed():
 @pytest.mark.parametrize(
     ("modules", "sentence"),
     [
-        (["no_proj"], "peft finds no layers"),
-        (["lm_head"], "names lm_head: expected linear layers but not the LM head"),
-        (["embed_tokens"], "names model.embed_tokens: expected linear layers"),
+        (["no_proj"], "names no layer of the target: expected all-linear, a list"),
+        (["q_proj", "lm_head"], "names lm_head: expected all-linear, a list"),
+        (["embed_tokens"], "names model.embed_tokens: expected all-linear, a list"),
+        (r"layers\.0", "names no layer of the target"),
     ],
 )
 def test_modules_that_cannot_be_adapted(target, modules, sentence):
