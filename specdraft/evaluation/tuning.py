@@ -81,7 +81,7 @@ class Answers:
 
 def about(settings: Mapping[str, object]) -> str | None:
     """In words, of the settings of an evaluation: which target was changed, by what, and how far; None: none was."""
-    found, target = settings.get("tuning"), settings["target"]
+    found, target = settings.get("tuning"), settings.get("target")
     if not isinstance(found, Mapping) or not isinstance(target, Mapping):
         return None
     name = str(target["name"]).removesuffix(", tuned")
