@@ -119,7 +119,7 @@ FAMILIES: dict[str, Callable[[Target], Drafter]] = {
     ),
     "kangaroo": Kangaroo.for_target,
     "jacobi_forcing": lambda target: JacobiForcing.for_target(
-        target, rank=3, alpha=6, block_size=4, from_text=0.0, own_guesses=0.0
+        target, rank=3, alpha=3, block_size=4, from_text=0.0, own_guesses=0.0, ar_weight=0.5
     ),
     "draft": draft,
     "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=3, sample_positions=False),
