@@ -27,6 +27,7 @@ def main(config: DictConfig) -> None:
     from specdraft.drafters.base import Drafter
     from specdraft.drafters.checkpoint import check_target, complete_target, load_drafter
     from specdraft.evaluation import EvaluationSettings
+    from specdraft.evaluation.tuning import tuned_target
     from specdraft.files import make_directory
 
     if record is not None:
@@ -44,6 +45,7 @@ def main(config: DictConfig) -> None:
         check_target(trained, target)
     if drafter is not None:
         drafter.to(target.device, target.dtype)
+        target = tuned_target(target, drafter)
     conversation = Conversation(target, drafter, settings, config.system, config.plain_every)
     screen = Screen(Console(), config.show_rejected)
     given = [str(question) for question in config.questions]

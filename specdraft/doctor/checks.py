@@ -64,6 +64,9 @@ class LoadedDrafter:
         Raises UserError for anything else, and for a head whose files contradict each other."""
         if is_checkpoint(path):
             drafter, config = load_drafter(path)
+            if drafter.tunes_target:
+                wanted = "a drafter; evaluate.py measures what the target has lost"
+                raise UserError(f"{path} tunes its target, which the doctor takes as it is: expected {wanted}")
             drafter.to(target.device, target.dtype)
             drafter.bind(target)
             return cls(drafter, target, checkpoint=config)

@@ -54,6 +54,9 @@ class Drafter(nn.Module, ABC):
     reads_text_alone: bool = False
     """Whether it drafts from tokens alone, and asks nothing else of the target: what engines let a proposer do."""
 
+    tunes_target: ClassVar[bool] = False
+    """Whether it changes the target: what decodes, and verifies, is then ``tuned(target)``."""
+
     quantizable: ClassVar[bool] = False
     """Whether engines read quantized weights of such a drafter."""
 
@@ -85,6 +88,11 @@ class Drafter(nn.Module, ABC):
     def bind(self, target: Target) -> None:
         """Borrow what the drafter shares with the target (an embedding, say); it is never saved with the drafter."""
         self.target = target
+
+    def tuned(self, target: Target) -> Target:
+        """What is decoded with in the place of the ``target`` that it was trained for: that itself, unless it tunes it;
+        a new one then, and the target stays as it is."""
+        return target
 
     def num_places(self, shape: Shape) -> int:
         """The most nodes that are read when a draft of this shape is made, or verified. Raises UserError for a shape

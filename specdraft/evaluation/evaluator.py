@@ -25,6 +25,7 @@ from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostSettings
 from specdraft.evaluation.speedup.roofline import measure_roofline
+from specdraft.evaluation.tuning import Answers, tuned_target
 from specdraft.evaluation.ways import Way, ways_of
 from specdraft.export.engine import GREEDY, Engine
 from specdraft.redaction import redact
@@ -56,11 +57,14 @@ def evaluate(
     The ways of decoding take turns on every prompt, the first place rotating, so that a machine that slows down or
     speeds up does so for all of them. In a conversation of several turns every way continues the baseline's answers:
     all decode the same token ids. ``notes`` are added to the recorded settings (benchmark, checkpoint, ...). ``cost``
-    asks for the cost model of every drafter that has parameters.
+    asks for the cost model of every drafter that has parameters. A drafter that tunes its target decodes with that, as
+    does everything beside it; how far it is from ``target`` is measured on that one's greedy answers, and recorded.
 
-    Raises UserError if there are no prompts or one does not fit the context, before anything is decoded."""
+    Raises UserError if there are no prompts or one does not fit the context, before anything is decoded, and as
+    ``tuned_target``."""
     settings = settings or EvaluationSettings()
     check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
+    original, target = target, tuned_target(target, drafter, [*(compare or {}).values()])
     shape = settings.draft_shape(drafter, target)
     draftings = settings.draftings(engine)
     drafters = {drafter.family: drafter, **(compare or {})}
@@ -85,6 +89,10 @@ def evaluate(
         "device": str(target.device),
         **(notes or {}),
     }
+    if target is not original:
+        asked = [encode(original.tokenizer, prompt.opening) for prompt in prompts]
+        distance = Answers(original, asked, settings.max_new_tokens).distance(target)
+        recorded["tuning"] = {"by": recorded.get("checkpoint"), **asdict(distance)}
     evaluation = Evaluation(redact(recorded), [], [], {}, measure_roofline(target))
     evaluator = _Evaluator(target, prompts, settings, progress, evaluation)
     pilot = Pilot(target, prompts, settings, progress, evaluation.settings)

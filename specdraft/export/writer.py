@@ -21,8 +21,9 @@ from specdraft.errors import UserError
 from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa, mtp, redrafter
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout, cast
-from specdraft.export.model_card import evaluation_of, model_card
+from specdraft.export.model_card import about_these_weights, evaluation_of, model_card
 from specdraft.export.quantized import compress
+from specdraft.export.tuned_target import export_tuned_target
 from specdraft.files import atomic_directory, embedded
 from specdraft.targets.weights import Weights
 
@@ -52,7 +53,8 @@ def export(
     quantization: str | None = None,
     served_as: str | None = None,
 ) -> Path:
-    """Write the checkpoint's drafter for ``engine`` and return the directory: whole, or not at all.
+    """Write the checkpoint's drafter for ``engine`` and return the directory: whole, or not at all. Of a drafter that
+    tunes its target that is written (``tuned_target.py``).
 
     checkpoint: a drafter's directory, or a run directory that holds one. output: default ``export-ENGINE`` beside the
     drafter's directory, for one inside this package in the current directory. An evaluation.json beside or in the
@@ -65,6 +67,11 @@ def export(
     drafter, trained = load_drafter(source, quantization)
     beside = Path() if embedded(str(checkpoint)) else source.parent
     output = Path(output) if output is not None else beside / f"export-{engine.name}"
+    if drafter.tunes_target:
+        if served_as is not None:
+            raise UserError("hub= publishes drafters, and this one has tuned its target: expected export without hub=")
+        measured = about_these_weights(evaluation_of(source), None)
+        return export_tuned_target(drafter, trained, engine, output, measured)
     _check_output(output)
     target: dict[str, Any] = {"name": trained["target"]["name"], **trained.get("extra", {}).get("target", {})}
     layout = layout_for(drafter, target, engine, output)

@@ -73,11 +73,11 @@ def _implementation(config: Any, name: str) -> Iterator[None]:
 def packing(config: Any, position_ids: Tensor) -> AbstractContextManager[dict[str, Any]]:
     """``attending`` to one's own document. position_ids: ``[1, T]``; they restart at 0 with every document."""
     later = (position_ids[0, 1:] == 0).nonzero()[:, 0] + 1
-    return attending(config, partial(_by_document, [0, *later.tolist(), position_ids.shape[1]]))
+    return attending(config, partial(by_document, [0, *later.tolist(), position_ids.shape[1]]))
 
 
-def _by_document(bounds: list[int], query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
-    """An ``Attend``, of documents that begin and end at ``bounds``."""
+def by_document(bounds: list[int], query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
+    """An ``Attend``, of documents that begin and end at ``bounds``, each causally to itself."""
     if _has_kernel(query.device, query.dtype):
         from torch.nn.attention.varlen import varlen_attn  # not in every torch that runs us
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdraft.allocation import keep_freed_memory
 from specdraft.errors import UserError
-from specdraft.onednn import pack, unpack
+from specdraft.onednn import PackedLinear, pack, unpack
 from specdraft.targets import loading
 from specdraft.targets.language_model import Features, LanguageModel
 from specdraft.targets.server import Connection, Server
@@ -98,6 +98,11 @@ class Target(LanguageModel):
             if packed:
                 target.pack()
         return target
+
+    @property
+    def packed(self) -> bool:
+        """Whether the weights are packed for decoding on a CPU."""
+        return any(isinstance(module, PackedLinear) for module in self.model.modules())
 
     @torch.no_grad()
     def pack(self) -> None:

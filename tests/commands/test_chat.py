@@ -15,6 +15,7 @@ from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
+from tests.drafters.jacobi_forcing.conftest import trained
 from tests.fakes import tiny_llama
 
 MEASURED = r"acceptance length \d\.\d\d · \d+\.\d tokens/s · speedup \d+\.\d\d over plain decoding \(\d+\.\d tokens/s\)"
@@ -75,6 +76,15 @@ def test_without_a_checkpoint_prompt_lookup_drafts_or_nothing(chat, folder, tmp_
     status, out, error = chat(name, "drafter=none", 'questions=["def add"]', "decoding.temperature=1")
     assert status == 0, error
     assert "no drafter · temperature 1" in out and "tokens/s, plain decoding" in out
+
+
+def test_a_tuned_target_answers(chat, folder, tmp_path):
+    target = Target.load(str(folder / "target"), device="cpu")
+    drafter = trained(target)
+    save_drafter(drafter, tmp_path / "drafter", target.identity)
+    status, out, error = chat(f"checkpoint={tmp_path}", 'questions=["def add"]')
+    assert status == 0, error
+    assert f"{folder / 'target'}, tuned · jacobi_forcing, chain of 5" in out and "acceptance length" in out
 
 
 def test_a_target_of_the_configuration(chat, monkeypatch):

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.eagle import Eagle3
 from specdraft.targets import Target
+from tests.drafters.jacobi_forcing.conftest import trained
 
 ENTRY_POINT = Path(__file__).parents[2] / "evaluate.py"
 
@@ -218,6 +219,22 @@ def fails(run, capsys, *overrides):
     errors = [line for line in printed if line.startswith("error: ")]
     assert len(errors) == 1 and "Traceback" not in "".join(printed)
     return errors[0]
+
+
+def test_a_target_that_was_tuned(run, run_directory, capsys, tmp_path):
+    target = Target.load(str(run_directory / "target"), dtype="float32", device="cpu")
+    save_drafter(trained(target), tmp_path / "tuned" / "drafter", target.identity)
+    given = f"checkpoint={tmp_path / 'tuned'}", f"benchmark={run_directory / 'prompts.jsonl'}"
+    short = "decoding.max_new_tokens=8", "decoding.temperature=0"
+    written = run(*given, *short)
+    name, by = written["settings"]["target"]["name"], written["settings"]["tuning"]["by"]
+    assert name == f"{run_directory / 'target'}, tuned" and by == str((tmp_path / "tuned" / "drafter").resolve())
+    assert all(each["lossless"] for each in written["results"])
+    assert f"target: {run_directory / 'target'}, tuned by" in " ".join(capsys.readouterr().out.split())
+    both = f"checkpoint=[{tmp_path / 'tuned'},{run_directory / 'run'}]"
+    with pytest.raises(SystemExit):
+        run(both, given[1], *short)
+    assert "jacobi_forcing changes the target that eagle3 was trained for" in capsys.readouterr().err
 
 
 def test_bad_checkpoints(run, run_directory, capsys, tmp_path, tokenizer):

@@ -26,7 +26,9 @@ from specdraft.training.preflight import prepare_run
 
 CONF = Path(__file__).parents[2] / "conf"
 MODELS = ("dflash", "domino", "draft", "dspark", "eagle", "eagle3", "eagle3_1", "hydra", "medusa", "mtp", "p_eagle")
-MODELS += ("kangaroo", "redrafter")
+MODELS += ("jacobi_forcing", "kangaroo", "redrafter")
+# The target itself is trained: for large ones there are no recipes.
+TUNING = ("jacobi_forcing",)
 SEQUENCE_LENGTHS = {
     "gpt-oss-20b": 8192,
     "llama-70b": 4096,
@@ -102,7 +104,12 @@ def test_an_mtp_layer_needs_heads_that_share_the_width():
 
 
 @pytest.mark.parametrize(
-    ("model", "target"), [pair for pair in product(MODELS, SEQUENCE_LENGTHS) if pair != ("mtp", "gpt-oss-20b")]
+    ("model", "target"),
+    [
+        (model, target)
+        for model, target in product(MODELS, SEQUENCE_LENGTHS)
+        if (model, target) != ("mtp", "gpt-oss-20b") and model not in TUNING
+    ],
 )
 def test_the_first_command_is_a_real_run_that_fits_a_node(model, target):
     config = composed(f"model={model}", f"target={target}")
@@ -132,6 +139,17 @@ def test_the_first_command_is_a_real_run_that_fits_a_node(model, target):
     assert plan.memory_per_device < 0.93 * plan.memory_there, plan.memory  # CUDA and NCCL take some GB
     # Most take less than a day; the small chunks of five heads over a whole vocabulary cost one of 70B 30 hours.
     assert 0.5 < plan.hours(plan.tokens_per_update * plan.max_steps) < 24
+
+
+@pytest.mark.parametrize("model", TUNING)
+def test_to_tune_a_large_target_needs_more_than_its_recipe_has(model):
+    """As the documentation says: it is trained through all of its layers, and ``plan=true`` tells."""
+    config = composed(f"model={model}", "target=llama-8b")
+    assert config.export is None
+    plan = make_plan(config, shape_config(OmegaConf.to_container(config.target_shape, resolve=True)), "published shape")
+    assert plan.memory_per_device > plan.memory_there
+    assert plan.target_forward < plan.drafter_backward < 2 * plan.target_forward
+    assert plan.drafter_parameters < 0.02 * plan.target_parameters
 
 
 def test_the_command_line_wins_over_the_recipe():

@@ -15,6 +15,7 @@ from specdraft.drafters.early_exit import EarlyExit
 from specdraft.drafters.ensemble import Ensemble
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.jacobi import Jacobi
+from specdraft.drafters.jacobi_forcing import JacobiForcing
 from specdraft.drafters.kangaroo import Kangaroo
 from specdraft.drafters.lookahead import Lookahead
 from specdraft.drafters.medusa import Medusa
@@ -54,6 +55,7 @@ DRAFTERS = {
     "early_exit": lambda target: EarlyExit(),
     "ensemble": lambda target: Ensemble([Medusa.for_target(target), TokenRecycling(), EarlyExit()]),
     "jacobi": lambda target: Jacobi(),
+    "jacobi_forcing": lambda target: JacobiForcing.for_target(target),
     "token_recycling": lambda target: TokenRecycling(),
 }
 

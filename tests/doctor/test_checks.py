@@ -4,8 +4,10 @@ import pytest
 
 from specdraft.doctor import LoadedDrafter, Serving, report, run_checks
 from specdraft.doctor.checks import is_checkpoint
+from specdraft.drafters.checkpoint import save_drafter
 from specdraft.errors import UserError
 from tests.doctor.common import faults
+from tests.drafters.jacobi_forcing.conftest import trained
 
 
 def test_a_sound_head_has_no_faults(target, prompts, run, found):
@@ -37,6 +39,12 @@ def test_what_the_checkpoint_records(target, run):
     assert is_checkpoint(run) and loaded.recorded("decoding", "num_draft_tokens") == 3
     assert loaded.recorded("training", "live_acceptance_length") is None
     assert loaded.served_dtype(Serving()) == "bfloat16" and loaded.served_dtype(Serving(dtype="float16")) == "float16"
+
+
+def test_a_drafter_that_tunes_its_target_is_refused(target, tmp_path):
+    save_drafter(trained(target), tmp_path / "drafter", target.identity)
+    with pytest.raises(UserError, match="tunes its target, which the doctor takes as it is"):
+        LoadedDrafter.load(tmp_path, target)
 
 
 def test_neither_a_checkpoint_nor_an_export(target, tmp_path):

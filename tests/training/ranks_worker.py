@@ -24,6 +24,7 @@ from specdraft.drafters.base import Drafter
 from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
+from specdraft.drafters.jacobi_forcing import JacobiForcing
 from specdraft.drafters.kangaroo import Kangaroo
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
@@ -117,6 +118,9 @@ FAMILIES: dict[str, Callable[[Target], Drafter]] = {
         target, torch.arange(0, VOCAB, 2), num_layers=1, block_size=3, gru_size=5, rank=4
     ),
     "kangaroo": Kangaroo.for_target,
+    "jacobi_forcing": lambda target: JacobiForcing.for_target(
+        target, rank=3, alpha=3, block_size=4, from_text=0.0, own_guesses=0.0, ar_weight=0.5
+    ),
     "draft": draft,
     "pard": lambda target: Pard.for_target(target, copy_layers=2, num_drafts=3, sample_positions=False),
     "lora": adapted,

@@ -26,7 +26,7 @@ DISTILLED = ("eagle3", "eagle3-weighed", "eagle1", "medusa", "medusa-weighed", "
 DISTILLED += ("redrafter", "kangaroo")
 
 
-@pytest.mark.parametrize("family", [*DISTILLED, "draft", "pard"])
+@pytest.mark.parametrize("family", [*DISTILLED, "draft", "pard", "jacobi_forcing"])
 def test_uneven_parts_add_up_to_the_gradient_of_the_whole(family, target):
     torch.manual_seed(0)
     drafter = FAMILIES[family](target).double()

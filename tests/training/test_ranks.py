@@ -22,7 +22,7 @@ SGD |= {
 }
 SGD |= {"eagle1/ddp": "eagle1/one", "lora/zero3": "lora/one", "eagle3-frozen/zero3": "eagle3-frozen/one"}
 SGD |= {f"eagle3-weighed/{case}": "eagle3-weighed/one" for case in ("accumulated", "zero2-accumulated", "zero3")}
-SGD |= {"medusa-weighed/ddp": "medusa-weighed/one"}
+SGD |= {"medusa-weighed/ddp": "medusa-weighed/one", "jacobi_forcing/ddp": "jacobi_forcing/one"}
 SGD |= {
     "redrafter/zero3": "redrafter/one",
     "mtp/zero3": "mtp/one",

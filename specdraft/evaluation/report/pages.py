@@ -9,6 +9,7 @@ from typing import Any
 from specdraft.decoding.trace import ACCEPTED, REJECTED, Segment
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.report.charts import cost_charts, overview_charts, temperature_charts
+from specdraft.evaluation.tuning import about
 from specdraft.files import write_text
 from specdraft.rendering import render
 
@@ -19,7 +20,8 @@ _LINES = TextWrapper(80, subsequent_indent="  ", break_long_words=False, break_o
 def table(evaluation: Evaluation) -> str:
     """All results as plain text: a block per temperature, then the categories. It must survive a log file.
     Only a word of more than 80 columns is wider than these."""
-    lines = render(f"{_TEMPLATES}/table.txt.jinja", evaluation=evaluation).strip().splitlines()
+    values = {"evaluation": evaluation, "tuning": about(evaluation.settings)}
+    lines = render(f"{_TEMPLATES}/table.txt.jinja", **values).strip().splitlines()
     return "\n".join(_LINES.fill(line) for line in lines)
 
 
@@ -34,6 +36,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
     values = {
         "roofline": None,  # of evaluations that were written before there was one
         **evaluation,
+        "tuning": about(evaluation["settings"]),
         "created": datetime.fromisoformat(evaluation["created"]),
         "compared": labels[: 1 + len(evaluation["settings"].get("compared", []))],
         "costs": list(cost_charts(evaluation)),

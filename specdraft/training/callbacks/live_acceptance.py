@@ -27,6 +27,7 @@ from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import read_config, save_drafter
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import UserError
+from specdraft.evaluation.tuning import Answers, Distance
 from specdraft.text import fingerprint
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.stop_signal import StopSignal
@@ -50,6 +51,7 @@ class Measurement:
     steps: int = 0
     step_seconds: float = 0.0
     samples: list[tuple[str, Trace, int]] = field(default_factory=list)
+    distance: Distance | None = None  # of a tuned target
 
     def add(self, category: str, generation: Generation) -> None:
         """Count a generation of this rank."""
@@ -103,6 +105,7 @@ class LiveAcceptance(Callback):
         self.measured_step: int | None = None
         self.samples: list[tuple[str, Trace, int]] = []  # categories, traces and lengths of the last measurement
         self.counts = AcceptanceCounts(self.num_draft_tokens)  # of the last measurement
+        self._answers: Answers | None = None  # of the target, where it is tuned
         self._stop = StopSignal()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -140,6 +143,9 @@ class LiveAcceptance(Callback):
             "draft_acceptance_rate": counts.draft_acceptance_rate,
             "live_acceptance_seconds": time.perf_counter() - start,
         } | measured.costs()
+        if measured.distance is not None:
+            values["target_greedy_agreement"] = measured.distance.greedy_agreement
+            values["target_divergence"] = measured.distance.divergence
         for position, rate in enumerate(counts.conditional_acceptance_rate, start=1):
             values[f"conditional_acceptance_rate_{position}"] = rate
         if len(measured.by_category) > 1:
@@ -159,9 +165,10 @@ class LiveAcceptance(Callback):
         measured = Measurement(AcceptanceCounts(self.num_draft_tokens), by_category)
         training = drafter.training
         drafter.eval()
+        target = drafter.tuned(module.target)
         # Autocast belongs to training: serving engines do not use it, so neither does the measurement.
         with torch.inference_mode(), torch.autocast(module.device.type, enabled=False), ready_to_decode(drafter):
-            decoder = Decoder(module.target, drafter, self.num_draft_tokens, self.sampling)
+            decoder = Decoder(target, drafter, self.num_draft_tokens, self.sampling)
             # A target that is cut over the ranks needs them all for every pass: they decode the same, side by side.
             together = module.target.engine is not None
             first, ranks = (0, 1) if together else (trainer.global_rank, trainer.world_size)
@@ -172,10 +179,13 @@ class LiveAcceptance(Callback):
                 generation = decoder.generate(self.prompts[index], self.max_new_tokens, seed=index)
                 measured.add(self.categories[index], generation)
                 if index == 0:  # in the midst of the others, so that a busy machine slows down both alike
-                    plain = Decoder(module.target, sampling=self.sampling)
+                    plain = Decoder(target, sampling=self.sampling)
                     alone = plain.generate(self.prompts[index], self.max_new_tokens, seed=index)
                     measured.steps = len(alone.tokens) - 1  # a step emits one token, the prompt's pass the first
                     measured.step_seconds = alone.decode_seconds
+        if drafter.tunes_target and trainer.is_global_zero:
+            self._answers = self._answers or Answers(module.target, self.prompts, self.max_new_tokens)
+            measured.distance = self._answers.distance(target)
         drafter.train(training)
         stopped = self._stop.agreed(trainer)
         if trainer.world_size > 1 and not together:

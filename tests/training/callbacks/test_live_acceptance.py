@@ -3,11 +3,14 @@ from pathlib import Path
 
 import pytest
 
+from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling
-from specdraft.drafters.checkpoint import read_config
+from specdraft.drafters.checkpoint import load_drafter, read_config
+from specdraft.evaluation.tuning import Answers
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance, Measurement, first_sampling
 from specdraft.training.fit import copy_best_from_resumed
+from tests.drafters.jacobi_forcing.conftest import trained
 
 
 def resumed(make_run, tmp_path, monkeypatch, found, move=lambda run: run / "checkpoints" / "last.ckpt", **options):
@@ -68,3 +71,21 @@ def test_a_best_that_cannot_be_compared_or_is_not_there_is_no_rival(make_run, tm
 @pytest.mark.parametrize("temperature", [0.5, [0.5, 1.0]])
 def test_the_first_temperature_is_decoded_at(temperature):
     assert first_sampling(temperature, 3, 0.9) == Sampling(0.5, 3, 0.9)
+
+
+def test_a_tuned_target_decodes_and_its_distance_is_logged(make_run, target):
+    trainer, module, data, live, _ = make_run(max_steps=4)
+    module.drafter = trained(target)
+    trainer.fit(module, data)
+    drafter, _ = load_drafter(live.directory)
+    tuned = drafter.tuned(target)
+    found = Answers(target, live.prompts, live.max_new_tokens).distance(tuned)
+    values = module.last_values
+    assert values["target_greedy_agreement"] == pytest.approx(found.greedy_agreement) and found.divergence > 0.01
+    assert values["target_divergence"] == pytest.approx(found.divergence, rel=1e-4)
+    rounds, said = 0, []
+    for number, prompt in enumerate(live.prompts):
+        generation = Decoder(tuned, drafter, 3).generate(prompt, 8, number)
+        rounds, said = rounds + len(generation.accepted), [*said, generation.tokens]
+    assert live.counts.rounds == rounds
+    assert said == [Decoder(tuned).generate(prompt, 8).tokens for prompt in live.prompts]
