@@ -72,6 +72,7 @@ def main(config: DictConfig) -> None:
     if automatic:
         heads = {drafter.family: drafter, **others} if loaded else {}
         choice = untrained.choose(target, heads, prompts, settings, engine)
+        print(f"{choice.summary()}\n")
         evaluated, prompts = choice.drafter, choice.rest
         others = {name: each for name, each in heads.items() if each is not evaluated}
         beside = {name: each for name, each in beside.items() if name != evaluated.family}

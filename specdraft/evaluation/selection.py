@@ -13,7 +13,7 @@ from specdraft.drafters.text_drafter import TextDrafter
 from specdraft.errors import UserError
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.evaluator import evaluate
-from specdraft.evaluation.results import Result
+from specdraft.evaluation.results import Estimate, Result
 from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.export.engine import Engine
 
@@ -43,6 +43,29 @@ class Choice:
             ],
         }
 
+    def summary(self) -> str:
+        """What every candidate did on the sample, the fastest first, and how sure the choice is."""
+        results = {(each.drafter, each.temperature): each.speedup for each in self.found}
+        temperatures = sorted({each.temperature for each in self.found})
+        names = sorted({each.drafter for each in self.found}, key=self._mean_speed, reverse=True)
+        width = max(map(len, names))
+        requests = self.found[0].requests
+        lines = [f"drafter=auto on a sample of {requests} request(s) of {requests + len(self.rest)}, speedups:"]
+        lines.append("  " + " " * width + "".join(f"  {f'T={each:g}':<18}" for each in temperatures))
+        for name in names:
+            lines.append(f"  {name:<{width}}" + "".join(f"  {_shown(results[name, t]):<18}" for t in temperatures))
+        alike = [
+            name
+            for name in names
+            if name != self.name and all(_overlap(results[name, t], results[self.name, t]) for t in temperatures)
+        ]
+        verdict = f"chosen: {self.name}, by the geometric mean of its speedups"
+        if alike:
+            verdict += f"; the sample does not decide between it and {', '.join(alike)}"
+        if all(_overlap(results[self.name, t], Estimate(1.0, (1.0, 1.0))) for t in temperatures):
+            verdict += "; nor is it certain that it pays at all" if alike else "; it is not certain that it pays at all"
+        return "\n".join(line.rstrip() for line in [*lines, verdict])
+
     def compared_with(self, evaluation: Evaluation) -> str:
         """What was expected beside what ``evaluation`` of the others measured, a line for each temperature."""
         lines = [f"drafter=auto chose {self.name} on a sample of {self.found[0].requests} request(s):"]
@@ -50,10 +73,25 @@ class Choice:
             measured = evaluation.at(expected.temperature)[0]
             lines.append(
                 f"  T={expected.temperature:g}: expected {expected.acceptance_length.value:.2f} tokens a round and "
-                f"{expected.speedup.value:.2f}x, measured {measured.acceptance_length.value:.2f} and "
-                f"{measured.speedup.value:.2f}x"
+                f"{expected.speedup.value:.2f} times plain speed, measured {measured.acceptance_length.value:.2f} and "
+                f"{_shown(measured.speedup)} times plain speed"
             )
         return "\n".join(lines)
+
+    def _mean_speed(self, name: str) -> float:
+        return sum(math.log(each.speedup.value) for each in self.found if each.drafter == name)
+
+
+def _shown(speedup: Estimate) -> str:
+    around = "" if speedup.interval is None else f" [{speedup.interval[0]:.2f}, {speedup.interval[1]:.2f}]"
+    return f"{speedup.value:.2f}{around}"
+
+
+def _overlap(one: Estimate, other: Estimate) -> bool:
+    """Whether the intervals of both leave open which is greater."""
+    if one.interval is None or other.interval is None:
+        return True
+    return one.interval[0] <= other.interval[1] and other.interval[0] <= one.interval[1]
 
 
 class Selection:

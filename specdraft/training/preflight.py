@@ -98,7 +98,7 @@ def check_settings(config: DictConfig) -> None:
         raise UserError(f"{what}: expected evaluate=false; evaluate.py measures the drafter afterwards")
 
 
-def _check_optimizer(strategy: Strategy | str, name: str) -> None:
+def _check_optimizer(strategy: Strategy | str, name: str | None) -> None:
     """Of an optimizer that DeepSpeed does not have."""
     if isinstance(strategy, DeepSpeedStrategy) and name == "muon":
         raise UserError(NO_MUON)
@@ -138,7 +138,8 @@ def engine_config(conf: Path, name: str) -> DictConfig:
 def check_before_work(config: DictConfig, directory: Path) -> Plan:
     """Raises UserError if the run cannot start: bad settings, no target, too little memory, no place to write."""
     check_settings(config)
-    _check_optimizer(build(config.strategy), config.model.optimizer.name)  # building refuses what devices do not fit
+    strategy = build(config.strategy)  # refuses what the devices do not fit
+    _check_optimizer(strategy, config.model.optimizer.get("name"))
     boost = config.boost or []
     for checkpoint in [config.init, *([boost] if isinstance(boost, str) else boost)]:
         if checkpoint is not None:

@@ -14,7 +14,7 @@ from specdraft.drafters.token_recycling import TokenRecycling
 from specdraft.errors import UserError
 from specdraft.evaluation import selection
 from specdraft.evaluation.results import Estimate
-from specdraft.evaluation.selection import Selection
+from specdraft.evaluation.selection import Choice, Selection
 from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.targets import Target
 from tests.families import FAMILIES
@@ -32,6 +32,7 @@ class Measured:
     temperature: float
     speedup: Estimate
     beside: bool = False
+    requests: int = 2
 
 
 @pytest.fixture
@@ -100,3 +101,22 @@ def test_without_a_head_the_look_ups_alone(speeds):
     assert choice.name == "suffix" and sorted(speeds.drafters) == ["prompt_lookup", "suffix"]
     with pytest.raises(UserError, match="has 0 candidates and a sample of 8 prompts"):
         Selection({})
+
+
+def test_the_summary_names_all_and_how_sure_the_choice_is():
+    def found(name, *speedups):
+        return [Measured(name, float(t), Estimate(*speedup)) for t, speedup in enumerate(speedups)]
+
+    fast = found("suffix", (2.0, (1.5, 2.5)), (1.2, (1.1, 1.3)))
+    near = found("prompt_lookup", (1.8, (1.4, 2.0)), (1.1, (0.9, 1.2)))
+    slow = found("ngram_cache", (0.8, (0.7, 0.9)), (1.2, (1.1, 1.3)))
+    said = Choice("suffix", Suffix(), [*slow, *near, *fast], PROMPTS[2:]).summary().splitlines()
+    assert said[0] == "drafter=auto on a sample of 2 request(s) of 5, speedups:"
+    assert [line.split()[0] for line in said[2:5]] == ["suffix", "prompt_lookup", "ngram_cache"]
+    assert said[2].split(maxsplit=1)[1] == "2.00 [1.50, 2.50]   1.20 [1.10, 1.30]"
+    assert said[5] == (
+        "chosen: suffix, by the geometric mean of its speedups; the sample does not decide between it and prompt_lookup"
+    )
+    unsure = found("suffix", (1.1, (0.9, 1.2)), (1.0, None))
+    said = Choice("suffix", Suffix(), unsure, PROMPTS[2:]).summary()
+    assert said.endswith("by the geometric mean of its speedups; it is not certain that it pays at all")
