@@ -116,7 +116,8 @@ def evaluate(
                 evaluator.report(way, temperature, requests[way], cost)
     for name, each in drafters.items():
         models = [model for model in evaluation.cost_models if model.drafter == name]
-        if models and (advice := advise(models, each.family, draftings[0], engine)):
+        own = [result for result in evaluation.results if result.drafter == name]
+        if models and (advice := advise(models, each.family, draftings[0], engine, own)):
             evaluation.advice.append(advice)
     return evaluation
 

@@ -1,10 +1,12 @@
 """From the cost model to a plain sentence: with which setting to serve, what to expect, when to turn drafting off."""
 
+import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from specdraft.evaluation.results import Result
 from specdraft.evaluation.speedup.model import CostModel
 from specdraft.export.engine import SAMPLED, Engine
 from specdraft.export.vllm import VLLM
@@ -15,7 +17,8 @@ class Advice:
     """For one drafter. num_speculative_tokens: of a chain, what every engine takes; None: better not to draft.
     drafting: how drafts were made above temperature 0. expected: speedup of decoding at batch size 1 by temperature.
     gains_up_to, loses_from: batch sizes that were tried. longest: whether longer drafts than were evaluated might do
-    better still. vllm: the options of its command line, if it drafts so."""
+    better still. vllm: the options of its command line, if it drafts so. undecided: by temperature, the measured
+    speedup of the whole answers, where its interval holds 1: so few prompts do not tell whether drafting pays."""
 
     drafter: str
     drafting: str
@@ -25,6 +28,7 @@ class Advice:
     loses_from: int | None
     longest: bool
     vllm: str | None
+    undecided: dict[str, str] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
@@ -43,7 +47,9 @@ class Advice:
         more = " It is the longest draft that was measured: a longer one may gain more." if self.longest else ""
         losing = " and ".join(t for t, gain in self.expected.items() if gain < 1)
         unless = f" At temperature {losing} it loses: do not draft there." if losing else ""
-        return start + end + more + unless
+        open_ = " and ".join(f"{measured} at temperature {t}" for t, measured in self.undecided.items())
+        unsure = f" These prompts do not decide whether it pays: whole answers measured {open_}." if open_ else ""
+        return start + end + more + unless + unsure
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -51,11 +57,15 @@ class Advice:
 
 
 def advise(
-    models: Sequence[CostModel], family: str, drafting: str = SAMPLED, engine: Engine | None = None
+    models: Sequence[CostModel],
+    family: str,
+    drafting: str = SAMPLED,
+    engine: Engine | None = None,
+    results: Sequence[Result] = (),
 ) -> Advice | None:
     """Advice from the models of one drafter, the first temperature deciding; None where no chain was predicted.
     family: which kind of drafter it is, whatever its name; drafting: of the models above temperature 0. vLLM's options
-    are given for what it serves, unless the advice is for another engine."""
+    are given for what it serves, unless the advice is for another engine. results: what was measured of the drafter."""
     first = models[0]
     best = first.best(1)
     if best is None:
@@ -74,4 +84,10 @@ def advise(
     options = VLLM.options(family, "EXPORT_DIRECTORY", k, drafting) if for_vllm else None
     vllm = shlex.join(options) if options else None
     served, most = k if gains else None, max(gaining, default=0)
-    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, vllm)
+    undecided = {
+        f"{each.temperature:g}": f"{each.speedup.value:.2f} [{low:.2f}, {high:.2f}]"
+        for each in results
+        for low, high in [each.speedup.interval or (-math.inf, math.inf)]
+        if low <= 1 <= high and math.isfinite(low) and not each.beside
+    }
+    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, vllm, undecided)

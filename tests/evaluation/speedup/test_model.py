@@ -1,11 +1,14 @@
 """The cost model against arithmetic by hand, its limits, and one drafter measured and predicted for real."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
+from specdraft.evaluation.results import Estimate
 from specdraft.evaluation.speedup.advice import advise
 from specdraft.evaluation.speedup.model import CostSettings, chain_acceptance_length, measured_lengths, predict
 from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
@@ -77,6 +80,20 @@ def test_advice_says_what_the_model_says(model):
     assert '"draft_sample_method": "probabilistic"' in advise([model], "eagle3", "sampled").vllm
     assert advise([model], "medusa", "sampled").vllm is None  # vLLM samples no Medusa heads
     assert advise([model], "eagle3", "greedy", SGLang()).vllm is None
+
+
+def test_advice_names_what_the_prompts_leave_open(model):
+    def measured(temperature, low, high, beside=False):
+        interval = None if low is None else (low, high)
+        return SimpleNamespace(temperature=temperature, speedup=Estimate(1.25, interval), beside=beside)
+
+    results = [measured(0.0, 0.42, 1.82), measured(0.6, 1.1, 1.4), measured(0.8, None, None)]
+    advice = advise([model], "eagle3", "greedy", None, [*results, measured(1.0, 0.4, 1.8, beside=True)])
+    assert advice.undecided == {"0": "1.25 [0.42, 1.82]"}
+    assert advice.sentence.endswith(
+        "no chain gains. These prompts do not decide whether it pays: whole answers measured 1.25 [0.42, 1.82] at "
+        "temperature 0."
+    )
 
 
 def test_advice_against_drafting():
