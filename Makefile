@@ -34,7 +34,7 @@ setup: $(INSTALLED) ## create the environment and install the locked packages (e
 $(INSTALLED): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "error: $(PYTHON) is Python %d.%d: expected 3.11 to 3.13, name one with PYTHON=python3.12" % v)'
 	@test -x $(RUN) && $(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo 'installing requirements/dev.lock into $(VENV) (a minute or two, about 1.7 GB)'
+	@echo 'installing requirements/dev.lock into $(VENV) (up to five minutes, about 2.3 GB)'
 	@$(RUN) -m pip install -qq --disable-pip-version-check -r requirements/dev.lock
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

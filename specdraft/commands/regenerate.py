@@ -25,8 +25,9 @@ def main(config: DictConfig) -> None:
     if not config.data.regenerate:
         raise UserError("data.regenerate is false: expected true, as nothing would be answered")
     engine = build(config.generator)
-    target = build(config.target)
     data = build(config.data).preparation
+    data.sizes()  # refuses a split without conversations
+    target = build(config.target)
     answered = {}
     with closing(engine):
         for split in ("train", "validation"):

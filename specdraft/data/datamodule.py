@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -77,12 +78,14 @@ class DataModule(LightningDataModule):
 
     def prepare(self, target: Target, engine: Engine | None = None) -> None:
         """Read, regenerate (or find in the cache), tokenize, pack and count; or open the store. Raises UserError.
-        ``engine`` lets the target answer; None: in this process."""
+        ``engine`` lets the target answer; None: in this process. The first rank prints a line about the data."""
         self._target = target
         if self.store_path is None:
             with closing(engine or InProcess()) as answering:
+                sizes = self.preparation.sizes()
                 for split in ("train", "validation"):
                     self._splits[split] = self.preparation.prepare(target, split, answering)
+            rank_zero_only(print)(self.preparation.summary(sizes, [split.about for split in self._splits.values()]))
             return
         shared = is_url(self.store_path)
         self._store = Store(local_copy(Bucket(self.store_path)) if shared else Path(self.store_path).expanduser())

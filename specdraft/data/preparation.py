@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,6 +33,17 @@ from specdraft.text import fingerprint
 # an answer that max_new_tokens cut; turns not asked for after it; without a safe loss mask or refused by the template;
 # ended by a question of the target's own that was not worth asking; with one that an earlier conversation has.
 COUNTS = ("overlapping", "left_out", "shortened", "unfinished", "dropped", "unsafe", "rejected", "repeated")
+# What the line about the data calls them, the frequent ones first.
+_SAID = {
+    "unfinished": "answers cut at data.max_new_tokens={max_new_tokens}",
+    "dropped": "turns dropped after them",
+    "left_out": "conversations without room for an answer",
+    "shortened": "conversations shortened to the room",
+    "unsafe": "conversations without a safe loss mask",
+    "overlapping": "conversations that hold what the benchmark asks",
+    "rejected": "questions of the target's own that were not asked",
+    "repeated": "questions asked before",
+}
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,23 @@ class Preparation:
     def conversations(self, split: str) -> Selection:
         """The conversations of a split, up to its limit. Raises UserError."""
         return self.source.conversations(split, self.limit if split == "train" else self.validation_limit)
+
+    def sizes(self) -> dict[str, int]:
+        """How many conversations the splits have; ``test``, which nothing is learned from, may have none. Raises
+        UserError if one of the others has none, before the first is answered."""
+        sizes = {split: len(self.conversations(split)) for split in ("train", "validation")}
+        with suppress(UserError):
+            sizes["test"] = len(self.source.conversations("test"))
+        return sizes
+
+    def summary(self, sizes: Mapping[str, int], about: Sequence[Mapping[str, Any]]) -> str:
+        """One line about what was prepared. ``about``: of each prepared split."""
+        held_out = f", {sizes['test']:,} held out" if "test" in sizes else ""
+        counts = {name: sum(split[name] for split in about) for name in _SAID}
+        amiss = ", ".join(f"{_SAID[name]}: {number:,}" for name, number in counts.items() if number)
+        amiss = amiss.format(max_new_tokens=self.max_new_tokens)
+        learned = f"{sizes['train']:,} conversations to train on, {sizes['validation']:,} for validation"
+        return f"data: {learned}{held_out}{f' ({amiss})' if amiss else ''}"
 
     def without_benchmark(self, conversations: Iterable[Conversation], notes: Notes) -> Iterator[Conversation]:
         """Those that do not overlap with the benchmark; the others are counted."""

@@ -55,7 +55,7 @@ def export_proposer(settings: ProposerSettings, target: str, num_draft_tokens: i
     options = " ".join(f"--{name} '{json.dumps(value)}'" for name, value in started.items() if name != "model")
     title = f"{drafter.retrieval.family}, else {drafter.head.family}" if isinstance(drafter, Hybrid) else drafter.family
     values = {"title": title, "stop": stop, "target": target, "options": options, "started": started}
-    card = render("export/templates/proposer.md.jinja", settings=output / SETTINGS, **values)
+    card = render("export/templates/proposer.md.jinja", settings=output.resolve() / SETTINGS, **values)
     with atomic_directory(output) as temporary:
         (temporary / SETTINGS).write_text(OmegaConf.to_yaml(started), encoding="utf-8")
         (temporary / CARD).write_text(card, encoding="utf-8")

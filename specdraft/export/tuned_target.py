@@ -34,7 +34,7 @@ def export_tuned_target(
     model = drafter.tuned(target).model.to(DTYPES[dtype])
     check_finite(model.state_dict(), dtype)
     tuning = (measured or {}).get("settings", {}).get("tuning")
-    values = {"target": about["name"], "engine": engine.name, "directory": str(output), "tuning": tuning}
+    values = {"target": about["name"], "engine": engine.name, "directory": str(output.resolve()), "tuning": tuning}
     with atomic_directory(output) as temporary:
         model.save_pretrained(temporary)
         target.tokenizer.save_pretrained(temporary)

@@ -59,7 +59,7 @@ def export(
     checkpoint: a drafter's directory, or a run directory that holds one. output: default ``export-ENGINE`` beside the
     drafter's directory, for one inside this package in the current directory. An evaluation.json beside or in the
     checkpoint goes into the model card, if it measured the weights that are written. quantization: of the weights;
-    None: as the drafter was trained to compute. served_as: what the card calls the directory; None: its path.
+    None: as the drafter was trained to compute. served_as: what the card calls the directory; None: its whole path.
 
     Raises UserError for a checkpoint that is missing or damaged, a drafter that the engine cannot serve, weights that
     are not sound, and an output directory that cannot be written or holds other files."""
@@ -75,7 +75,7 @@ def export(
     _check_output(output)
     target: dict[str, Any] = {"name": trained["target"]["name"], **trained.get("extra", {}).get("target", {})}
     layout = layout_for(drafter, target, engine, output)
-    card = model_card(trained, layout, engine, served_as or output, evaluation_of(source))
+    card = model_card(trained, layout, engine, served_as or output.resolve(), evaluation_of(source))
     tensors = layout.tensors | _borrowed(layout, trained["target"])
     with atomic_directory(output) as temporary:
         save_file(tensors, temporary / layout.weights, metadata={"format": "pt"})

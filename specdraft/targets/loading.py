@@ -24,12 +24,12 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 def location(name: str) -> str:
     """The path or hub id that ``from_pretrained`` takes. ``embedded://NAME`` is a target inside this package; a GGUF
-    file is converted first (see ``gguf.py``). Raises UserError."""
+    file is converted first (see ``gguf.py``); no shell expands the ``~`` of ``target.name=~/DIR``. Raises UserError."""
     if is_gguf(name):
         return str(converted(name))
     folder = embedded(name)
     if folder is None:
-        return name
+        return str(Path(name).expanduser()) if name.startswith("~") else name
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"there is no embedded target {name!r}: expected embedded://tiny")
     return str(folder)
@@ -86,8 +86,10 @@ def load_config(name: str, revision: str | None = None) -> PreTrainedConfig:
 
 
 def _cannot_load(what: str, name: str, error: Exception) -> UserError:
-    said = f"{type(error).__name__}: {reason(error)}"
     wanted = "a local from_pretrained directory or a reachable hub id"
+    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
+        return UserError(f"there is no directory {name}: expected the {what} there, {wanted}")
+    said = f"{type(error).__name__}: {reason(error)}"
     return UserError(f"cannot load the {what} {name!r} ({said}): expected {wanted}")
 
 

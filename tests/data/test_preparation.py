@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.datamodule import DataModule
@@ -200,3 +201,59 @@ def test_a_target_that_asks_itself(target: Target, tmp_path: Path) -> None:
     asked = [target.tokenizer.decode(ids) for _, ids in prompts]
     assert len(set(asked)) == 5 and all("what is " in text for text in asked)
     assert prompts == data.evaluation_prompts("validation", 6, max_new_tokens=24)[:5]
+
+
+class Endless:
+    """Never comes to an end, and counts what it was asked."""
+
+    name = "endless"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def answers(self, target: Target, requests: Any, settings: Any, known: Any = ()) -> Iterator[tuple[int, list[int]]]:
+        for number, _ in enumerate(requests):
+            self.asked += 1
+            yield number, target.tokenizer("value " * 99)["input_ids"][: settings.max_new_tokens]
+
+    def close(self) -> None:
+        return
+
+
+def twice(n: int) -> dict[str, Any]:
+    return {
+        "messages": messages(n)["messages"]
+        + [{"role": "user", "content": "more"}, {"role": "assistant", "content": "1"}]
+    }
+
+
+def test_a_line_says_what_became_of_the_conversations(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.jsonl", [twice(n) for n in range(60)])
+    data = module(path, tmp_path, regenerate=True, max_new_tokens=8)
+    sizes = [len(data.preparation.source.conversations(split)) for split in ("train", "validation", "test")]
+    assert sum(sizes) == 60
+    said = "data: {} conversations to train on, {} for validation, {} held out".format(*sizes)
+    learned = sum(sizes[:2])
+    cut = f" (answers cut at data.max_new_tokens=8: {learned}, turns dropped after them: {learned})"
+    for _ in range(2):  # the second finds them prepared
+        data.prepare(target, Endless())
+        assert capsys.readouterr().out == f"{said}{cut}\n"
+    module(path, tmp_path).prepare(target)
+    assert capsys.readouterr().out == f"{said}\n"
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    data.prepare(target, Endless())
+    assert not capsys.readouterr().out
+
+
+def test_a_split_without_conversations_is_refused_before_the_target_answers(target: Target, tmp_path: Path) -> None:
+    records = [messages(n) for n in range(60)]
+    known = module(write(tmp_path / "all.jsonl", records), tmp_path).preparation.source.conversations("train")
+    asked = {conversation.prompt_messages[0]["content"] for conversation in known}
+    alone = [record for record in records if record["messages"][0]["content"] in asked]
+    data = module(write(tmp_path / "a.jsonl", alone), tmp_path, regenerate=True)
+    engine = Endless()
+    with pytest.raises(UserError, match="has no conversations in its validation split"):
+        data.prepare(target, engine)
+    assert engine.asked == 0

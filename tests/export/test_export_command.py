@@ -32,6 +32,16 @@ def test_a_run_directory_from_anywhere(run, make_checkpoint, tmp_path, capsys):
     assert sorted(tmp_path.iterdir()) == before  # no run directory, no log
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "speculators"])
+def test_the_engine_is_told_the_whole_path(run, make_checkpoint, tmp_path, capsys, engine):
+    """It may be started elsewhere than the export was."""
+    _, checkpoint = make_checkpoint()
+    run(f"engine={engine}", f"checkpoint={checkpoint.relative_to(tmp_path)}")
+    printed = capsys.readouterr().out
+    directory = checkpoint.relative_to(tmp_path).parent / f"export-{engine}"
+    assert printed.startswith(f"export: {directory}\n") and str(tmp_path / directory) in printed
+
+
 def test_overrides(run, make_checkpoint, tmp_path, capsys):
     _, checkpoint = make_checkpoint()
     run(f"checkpoint={checkpoint}", "engine=sglang", "engine.dtype=bfloat16", f"output={tmp_path / 'served'}")
@@ -44,7 +54,8 @@ def test_overrides(run, make_checkpoint, tmp_path, capsys):
 def test_what_needs_no_training(run, tmp_path, capsys):
     run("drafter=suffix", "drafter.max_tree_depth=12", "target=tiny", "decoding.num_draft_tokens=7")
     printed = capsys.readouterr().out
-    assert printed.startswith("export: export-vllm\n") and "vllm serve --config export-vllm/vllm.yaml" in printed
+    settings = tmp_path / "export-vllm" / "vllm.yaml"
+    assert printed.startswith("export: export-vllm\n") and f"vllm serve --config {settings}\n" in printed
     assert '"num_speculative_tokens": 7' in printed and '"max_tree_depth": 12' in printed
     assert printed.endswith("of the others alone.\n")
 

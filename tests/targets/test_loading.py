@@ -93,8 +93,19 @@ def test_attention_that_the_architecture_has(tmp_path, tokenizer):
 
 def test_missing_names(tmp_path):
     assert "no-such-owner/no-such-model" in refused("no-such-owner/no-such-model")
-    assert str(tmp_path / "nowhere") in refused(tmp_path / "nowhere")
+    assert refused(tmp_path / "nowhere").startswith(
+        f"there is no directory {tmp_path / 'nowhere'}: expected the target"
+    )
+    for name in ("./nowhere", "../nowhere", "~/nowhere"):
+        assert refused(name).startswith(f"there is no directory {name}: expected the target there, a local")
     assert refused("embedded://nowhere") == "there is no embedded target 'embedded://nowhere': expected embedded://tiny"
+
+
+def test_a_directory_of_the_users_own(saved, monkeypatch):
+    """In ``target.name=~/model`` the shell leaves the ``~``."""
+    monkeypatch.setenv("HOME", str(saved.parent))
+    target = Target.load("~/model", device="cpu")
+    assert target.identity.name == "~/model" and target.tokenizer is not None
 
 
 def test_bad_dtype(saved):

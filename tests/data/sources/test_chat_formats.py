@@ -1,6 +1,7 @@
 """Each format in which conversations are kept becomes the same messages."""
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdraft.data.sources.base import SPLITS, Conversation
+from specdraft.data.sources.chat_formats import CHAT_FORMATS, convert, recognize
 from specdraft.data.sources.conversations import Conversations
 from specdraft.errors import UserError
 from tests.data.written import write
@@ -83,3 +85,12 @@ def test_a_chat_reaches_from_the_first_question_to_the_last_answer(tmp_path: Pat
     assert [m["content"] for m in one(tmp_path, record).messages] == ["ask", "say", "more", "end"]
     open_end = one(tmp_path, {"messages": [SYSTEM, USER]})
     assert (open_end.messages, open_end.response) == ((SYSTEM, USER), None)
+
+
+def test_the_lines_of_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    records = [json.loads(line) for line in lines.splitlines()]
+    assert [recognize(record) for record in records] == ["messages", "sharegpt", "pair", "text"]
+    chats = [convert(record, form) for record, form in zip(records, CHAT_FORMATS, strict=True)]
+    assert len({str(chat.messages) for chat in chats[:3]}) == 1 and chats[3].document
