@@ -1,4 +1,4 @@
-"""``specdraft doctor checkpoint=PATH [target.name=...]``; ``--help`` says more."""
+"""``specdraft doctor checkpoint=PATH [target=NAME]``; ``--help`` says more."""
 
 import sys
 from pathlib import Path
@@ -17,27 +17,31 @@ def main(config: DictConfig) -> None:
     # Imported here so that --help answers at once.
     from specdraft.data.prompts import usual_benchmark
     from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
-    from specdraft.doctor.checks import is_checkpoint
+    from specdraft.doctor.checks import is_checkpoint, note
     from specdraft.doctor.drift import check_drift, find_report, sample
-    from specdraft.doctor.traffic import write_worst
-    from specdraft.drafters.checkpoint import read_config
-    from specdraft.evaluation import load_prompts
+    from specdraft.doctor.traffic import load_traffic, write_worst
+    from specdraft.drafters.checkpoint import find, read_config
 
     if config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a run, a drafter, or an exported EAGLE-3 head")
-    recorded = read_config(config.checkpoint) if is_checkpoint(config.checkpoint) else {}
+    recorded, directory = {}, Path(config.checkpoint)
+    if is_checkpoint(config.checkpoint):
+        recorded, directory = read_config(config.checkpoint), find(config.checkpoint)
     if config.target.name is None:
         if not recorded:
             found = f"{config.checkpoint} is an engine's and names no target"
-            raise UserError(f"{found}: expected target.name=... beside it")
+            raise UserError(f"{found}: expected target=NAME or target.name=PATH beside it")
         config.target.name, config.target.revision = recorded["target"]["name"], recorded["target"]["revision"]
-    prompts = load_prompts(config.traffic or usual_benchmark(recorded), config.limit)
+    prompts, answered = load_traffic(config.traffic or usual_benchmark(recorded), config.limit)
     if config.traffic is None and (config.report or config.worst):
         raise UserError("report= and worst= are about a traffic: expected traffic=PROMPTS.jsonl with them")
-    before = find_report(config.checkpoint, config.report)
+    before = find_report(directory, config.report, recorded.get("quantization"))
     loaded = LoadedDrafter.load(config.checkpoint, build(config.target))
     serving = Serving(**config.serving)
     findings = run_checks(loaded, prompts, serving, config.max_new_tokens)
+    if answered:
+        said = f"{answered} of {len(prompts)} conversations end with an answer, which is left out"
+        findings["traffic"] = note(f"{said}: the target answers their last question itself")
     traffic = []
     if config.traffic is not None and "decoding" in findings:
         traffic = sample(loaded, before, prompts, serving, config.max_new_tokens)

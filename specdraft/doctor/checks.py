@@ -73,6 +73,11 @@ class LoadedDrafter:
         head = import_head(path, target).to(target.device, target.dtype)
         return cls(head, target, exported=read_json(Path(path) / CONFIG))
 
+    @property
+    def settings_known(self) -> bool:
+        """Whether its settings are for certain those of its training: a run wrote them, no engine's files did."""
+        return bool(self.checkpoint) and "imported_from" not in self.checkpoint.get("extra", {})
+
     def recorded(self, part: str, key: str) -> Any:
         """What the checkpoint says of its data, decoding, training or target; None if it does not."""
         return self.checkpoint.get("extra", {}).get(part, {}).get(key)

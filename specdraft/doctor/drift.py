@@ -15,25 +15,29 @@ from specdraft.doctor.checks import DRAFT_TOKENS, Finding, LoadedDrafter, Servin
 from specdraft.doctor.traffic import Measured, length_interval, measure, total
 from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import Interval
+from specdraft.export.model_card import about_these_weights, evaluation_of
 from specdraft.files import read_json
 from specdraft.targets.loading import template_hash
 
 Record = Mapping[str, Any]
 _LONGER = 1.5  # times as long, or as short, from which a length is named
 _NAMED = 5  # new categories that are named
-_MANY = 0.5  # share of the rounds in new categories, from which the traffic is another
+_MANY = 0.5  # share of the rounds in new categories, from which what they lose is a fault
+_UNNAMED = "uncategorized"  # of prompts that say no category
 
 
-def find_report(checkpoint: str | Path, path: str | None) -> Record | None:
-    """What ``evaluation.json`` of a run holds, or of ``path``; None if the run has none. Raises UserError for a file
-    that is no evaluation."""
-    place = Path(path or Path(checkpoint) / "evaluation.json")
-    if path is None and not place.is_file():
+def find_report(directory: Path, path: str | None, quantization: str | None = None) -> Record | None:
+    """What the evaluation at ``path`` holds; without one, that in the drafter's or export's ``directory`` or beside it
+    in the run, None if there is none or it is of weights quantized otherwise. Raises UserError for a file that is no
+    evaluation."""
+    place = evaluation_of(directory) if path is None else Path(path)
+    if place is None:
         return None
     report = read_json(place)
-    if not isinstance(report, dict) or not report.get("results") or "categories" not in report:
+    parts = ("results", "categories", "settings")
+    if not isinstance(report, dict) or not report.get("results") or not all(part in report for part in parts):
         raise UserError(f"{place} is no evaluation: expected the evaluation.json that train.py or evaluate.py wrote")
-    return report
+    return about_these_weights(place, quantization) if path is None else report
 
 
 def sample(
@@ -61,14 +65,15 @@ def check_drift(
     """The findings about a traffic of which ``now`` is a ``sample``, against the report."""
     if report is None:
         mend = "evaluate the run on what it was trained for, and give the evaluation.json with report="
-        return {"drift": note(f"there is no evaluation.json beside the checkpoint to compare the traffic with: {mend}")}
+        lacking = "there is no evaluation.json of these weights beside the checkpoint to compare the traffic with"
+        return {"drift": note(f"{lacking}: {mend}")}
     row = then_row(report, serving)
     if row["nodes_per_round"] > row["num_draft_tokens"]:
         return {"drift": note("the report drafted trees: evaluate again with decoding/shape=chain to compare with it")}
     old = [each for each in report["categories"] if _same(each, row)]
     found = {
-        "drift": _overall(row, now),
-        "drift by category": _categories(old, now),
+        "drift": _overall(row, now, report["settings"].get("num_draft_tokens") == "auto"),
+        "drift by category": _categories(row, old, now),
         "drift by position": _positions(row, now),
         "drift of the traffic": _traffic(loaded, report, row, now),
     }
@@ -83,18 +88,18 @@ def _same(each: Record, row: Record) -> bool:
     return all(each[name] == row[name] for name in ("drafter", "temperature", "beside"))
 
 
-def _overall(row: Record, now: Sequence[Measured]) -> Finding:
+def _overall(row: Record, now: Sequence[Measured], adaptive: bool) -> Finding:
     counts = total(now)
     if not counts.rounds:
         return note("every answer ends with its first token, so nothing was drafted: give other prompts with traffic=")
     here = _span(counts.acceptance_length, length_interval(now))
     before = _span(row["acceptance_length"], row["acceptance_length_interval"])
-    said = f"acceptance length {here} on {len(now)} requests, in the report {before}"
+    depth = f"K = {row['num_draft_tokens']}" + (", which the report found to pay" if adaptive else ", as in the report")
+    said = f"acceptance length {here} on {len(now)} requests ({depth}), in the report {before}"
     change = _change(row, now)
     if change is None:
         return note(f"{said}; too few prompts to say whether they differ")
-    value, (low, high) = change
-    said = f"{said}: {value:+.2f} [{low:+.2f}, {high:+.2f}]"
+    (low, high), said = change[1], f"{said}: {_signed(change)}"
     if high < 0:
         return fault(f"{said}; train on the worst requests, which worst=FILE.jsonl writes (docs/troubleshooting.md)")
     return ok(f"{said}, {'better' if low > 0 else 'no difference for certain'}")
@@ -120,8 +125,9 @@ def difference(
     return now - then, (low, high)
 
 
-def _categories(old: Sequence[Record], now: Sequence[Measured]) -> Finding:
-    """Which categories are new, which fell by themselves, and what another mix of the same ones makes."""
+def _categories(row: Record, old: Sequence[Record], now: Sequence[Measured]) -> Finding:
+    """Which categories are new and whether they lie below the report's length of all, ``row``; which fell by
+    themselves; and what another mix of the same ones makes. Requests without a category are in none."""
     then = {each["category"]: each for each in old}
     by_name: dict[str, list[Measured]] = {}
     for each in now:
@@ -131,22 +137,31 @@ def _categories(old: Sequence[Record], now: Sequence[Measured]) -> Finding:
     largest = sorted(by_name, key=lambda name: -rounds[name])
     if not then or not largest:
         return note("the report has no categories, or nothing was drafted: nothing to compare by category")
-    new, shared = ([name for name in largest if (name in then) == known] for known in (False, True))
+    new = [name for name in largest if name not in then and name != _UNNAMED]
+    shared = [name for name in largest if name in then]
     share = sum(rounds[name] for name in new) / sum(rounds.values())
-    sentences = []
+    change = _change(row, [each for name in new for each in by_name[name]]) if new else None
+    worse, sentences = change is not None and change[1][1] < 0, []
     if new:
         named = ", ".join(f"{name} {_length(by_name[name])}" for name in new[:_NAMED])
         more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
         known = f"it has {', '.join(then)}"
         sentences.append(f"{share:.0%} of the rounds are of categories that the report lacks ({known}): {named}{more}")
+    if change is not None:
+        sentences.append(f"these differ from all of the report by {_signed(change)}")
+    unnamed = _UNNAMED in rounds and _UNNAMED not in then
+    if unnamed:
+        part = rounds[_UNNAMED] / sum(rounds.values())
+        sentences.append(f"{part:.0%} of the rounds are of requests that name no category and are not compared by it")
     changes = {name: _change(then[name], by_name[name]) for name in shared}
-    fell = {name: change for name, change in changes.items() if change is not None and change[1][1] < 0}
-    for name, (value, (low, high)) in fell.items():
-        sentences.append(f"{name} itself changed by {value:+.2f} [{low:+.2f}, {high:+.2f}]")
+    fell = {name: each for name, each in changes.items() if each is not None and each[1][1] < 0}
+    sentences += [f"{name} itself changed by {_signed(each)}" for name, each in fell.items()]
     if len(shared) > 1:
         sentences.append(f"the mix of the categories that both have makes {_mix(then, rounds, shared):+.2f}")
-    bad = bool(fell) or share > _MANY
-    return (fault if bad else note if new else ok)("; ".join(sentences) or f"{', '.join(shared)} as in the report")
+    bad = bool(fell) or (worse and share > _MANY)
+    return (fault if bad else note if new or unnamed else ok)(
+        "; ".join(sentences) or f"{', '.join(shared)} as in the report"
+    )
 
 
 def _mix(then: Mapping[str, Record], rounds: Mapping[str, int], shared: Sequence[str]) -> float:
@@ -207,6 +222,11 @@ def _report_prompts(loaded: LoadedDrafter, settings: Record) -> list[Prompt]:
         return load_prompts(settings["benchmark"], settings["prompts"])
     except (UserError, KeyError):
         return []
+
+
+def _signed(change: tuple[float, Interval]) -> str:
+    value, (low, high) = change
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
 def _length(requests: Sequence[Measured]) -> str:

@@ -2,7 +2,10 @@
 
 P = prompts. Expected acceptance at step s is the mean of 1 - TV(p, q) over the positions that step s of the
 training-time test predicts, with the answer's own tokens before them. If the same weights predict the answers better
-with neighboring layers or the other norm, with a confidence of 99 %, then the head was trained with those."""
+with neighboring layers or the other norm, with a confidence of 99 %, then the head may have been trained with those.
+Hardly trained heads do so too: of 40 and 64 steps on the embedded target by 6 to 12 % with the wrong output norm, with
+which trained ones lose 19 to 40 %, and others of two steps by half of next to nothing. So a fault is a large difference
+between predictions of some worth, in files that do not come from the training itself."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,6 +26,7 @@ from specdraft.targets.batch import Batch
 
 _CONFIDENCE = 0.99  # that another setting predicts better
 _WORSE = 0.85  # share of the expected acceptance below which a loss is a fault
+_TRAINED = 0.2  # expected acceptance below which a head is hardly trained, whatever its setting
 _COVERED = 0.9  # share of the answers' tokens that the draft vocabulary should hold
 _BATCH = 8  # prompts decoded side by side; so many are decoded with the drafter
 
@@ -123,7 +127,8 @@ def _head_findings(
     readable = [layers for layers in shifted if layers[0] > 0 and layers[-1] <= loaded.target.num_layers]
     others = {f"layers={layers}": acceptance(head, loaded, answers, layers)[0] for layers in readable}
     numbers = "eagle_aux_hidden_state_layer_ids, which is off by one"
-    findings = {"layers": _compared(f"layers={list(head.layers)}", own[0], others, numbers)}
+    known = loaded.settings_known
+    findings = {"layers": compared(f"layers={list(head.layers)}", own[0], others, numbers, known)}
 
     # Step 1 is the first that reads the head's own output. Neither option has a tensor that would tell.
     for check, part, option, step in (
@@ -134,7 +139,7 @@ def _head_findings(
         setattr(part, option, not used)
         other = acceptance(head, loaded, answers)[step]
         setattr(part, option, used)
-        findings[check] = _compared(f"{option}={used}", own[step], {f"{option}={not used}": other}, option)
+        findings[check] = compared(f"{option}={used}", own[step], {f"{option}={not used}": other}, option, known)
 
     # Weights are rounded to the served dtype; the arithmetic stays in the target's.
     kept = {name: value.clone() for name, value in head.state_dict().items()}
@@ -151,15 +156,20 @@ def _head_findings(
     return findings
 
 
-def _compared(setting: str, own: Tensor, others: Mapping[str, Tensor], mend: str) -> Finding:
-    """A fault if another setting predicts the answers better than the head's own for certain."""
-    for name, other in others.items():
-        if better(other, own):
-            return fault(
-                f"with {name} the head predicts {mean(other):.3f} of the target's tokens, with its {setting} "
-                f"{mean(own):.3f}: expected the setting of its training; correct {mend}"
-            )
-    return ok(", ".join(f"{mean(sums):.3f} with {name}" for name, sums in {setting: own, **others}.items()))
+def compared(setting: str, own: Tensor, others: Mapping[str, Tensor], mend: str, known: bool) -> Finding:
+    """A fault if another setting predicts the answers better than the head's own, for certain, by far, and well; else,
+    or if the head's own is ``known`` to be that of its training, a note."""
+    certain = {name: mean(other) for name, other in others.items() if better(other, own)}
+    if not certain:
+        return ok(", ".join(f"{mean(sums):.3f} with {name}" for name, sums in {setting: own, **others}.items()))
+    name = max(certain, key=certain.__getitem__)
+    better_by = f"with {name} the head predicts {certain[name]:.3f} of the target's tokens"
+    said = f"{better_by}, with its {setting} {mean(own):.3f}"
+    if known:
+        return note(f"{said}, as it was trained: it is hardly trained, or for other text; train it longer, or on this")
+    if mean(own) > certain[name] * _WORSE or certain[name] < _TRAINED:
+        return note(f"{said}: a head that is hardly trained may do so; if this one is well trained, correct {mend}")
+    return fault(f"{said}: expected the setting of its training; correct {mend}")
 
 
 def _undiminished(change: str, found: Tensor, own: Tensor, mend: str) -> Finding:
@@ -169,7 +179,8 @@ def _undiminished(change: str, found: Tensor, own: Tensor, mend: str) -> Finding
 
 
 def _decoding(loaded: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Finding:
-    depth = loaded.recorded("decoding", "num_draft_tokens") or DRAFT_TOKENS
+    recorded = loaded.recorded("decoding", "num_draft_tokens")
+    depth = recorded or DRAFT_TOKENS
     counts = AcceptanceCounts(depth)
     for generation in Decoder(loaded.target, loaded.drafter, depth).generate_batch(prompts, max_new_tokens, _BATCH):
         counts.add(generation)
@@ -177,4 +188,6 @@ def _decoding(loaded: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_t
         return note("every answer ends with its first token, so nothing was drafted: give other prompts with traffic=")
     trained = loaded.recorded("training", "live_acceptance_length")
     beside = "" if trained is None else f"; during training, on its held-out prompts, {trained:.2f}"
-    return note(f"acceptance length {counts.acceptance_length:.2f} decoded greedily, K = {depth}{beside}")
+    chosen = "as the checkpoint says" if recorded else "these files say none"
+    said = f"acceptance length {counts.acceptance_length:.2f} decoded greedily, K = {depth} ({chosen})"
+    return note(f"{said}, on {len(prompts)} prompts{beside}")

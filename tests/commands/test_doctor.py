@@ -45,9 +45,24 @@ def test_a_checkpoint_names_its_target_and_faults_set_the_exit_status(doctor, tm
     status, report, _ = doctor(*settings, "serving.max_model_len=1000", f"target.name={tmp_path / 'target'}")
     assert status == 0  # prompt lookup knows no longest context
 
+    asked = '{"role": "user", "content": "def add(a, b):"}'
+    (tmp_path / "prompts.jsonl").write_text(
+        f'{{"messages": [{asked}, {{"role": "assistant", "content": "return a"}}]}}\n{{"messages": [{asked}]}}\n'
+    )
+    status, report, _ = doctor(*settings)
+    assert status == 0 and "1 of 2 conversations end with an answer, which is left out" in " ".join(report.split())
+
     tiny_llama(300, seed=1).save_pretrained(tmp_path / "target")
     status, report, _ = doctor(*settings)
     assert status == 1 and "FAULT  target" in report and "1 fault(s)" in report
+
+
+def test_the_target_may_be_one_of_conf(doctor, tmp_path):
+    """As for evaluate and chat."""
+    target = Target.load("embedded://tiny", device="cpu")
+    drafter = save_drafter(PromptLookup(), tmp_path / "drafter", target.identity)
+    status, report, said = doctor(f"checkpoint={drafter}", "target=tiny", "limit=1", "max_new_tokens=8")
+    assert status == 0 and "trained for embedded://tiny with the same weights" in " ".join(report.split()), said
 
 
 @pytest.mark.parametrize(
@@ -65,4 +80,4 @@ def test_bad_input(doctor, settings, said):
 def test_an_export_names_no_target(doctor, tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
     status, _, error = doctor(f"checkpoint={tmp_path}")
-    assert status == 2 and "names no target: expected target.name=..." in error
+    assert status == 2 and "names no target: expected target=NAME or target.name=PATH" in error

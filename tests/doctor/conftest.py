@@ -42,6 +42,17 @@ def prompts() -> list[Prompt]:
 @pytest.fixture(scope="session")
 def run(target, prompts, tmp_path_factory) -> Path:
     """A head that has learned the target's answers."""
+    return train(target, prompts, tmp_path_factory.mktemp("trained"), steps=200, rate=1e-2)
+
+
+@pytest.fixture(scope="session")
+def hardly_trained(target, prompts, tmp_path_factory) -> Path:
+    """A head of two steps, which happens to predict better without the norm that it was trained with."""
+    return train(target, prompts, tmp_path_factory.mktemp("hardly"), steps=2, rate=3e-2, norm_output=True)
+
+
+def train(target: Target, prompts: list[Prompt], folder: Path, steps: int, rate: float, **options: Any) -> Path:
+    """A run in ``folder``, its head trained on the target's answers."""
     ids = [encode(target.tokenizer, prompt.opening) for prompt in prompts]
     said = [generation.tokens for generation in Decoder(target).generate_batch(ids, 32, batch_size=8)]
     pairs = zip(ids, said, strict=True)
@@ -49,11 +60,11 @@ def run(target, prompts, tmp_path_factory) -> Path:
     counts = torch.bincount(torch.tensor([token for answer in said for token in answer]), minlength=VOCAB)
     vocabulary = counts.argsort(descending=True)[:200].sort().values
     torch.manual_seed(0)
-    head = Eagle3.for_target(target, vocabulary, layers=LAYERS, ttt_steps=2)
-    optimizer = torch.optim.Adam(head.parameters(), 1e-2)
+    head = Eagle3.for_target(target, vocabulary, layers=LAYERS, ttt_steps=2, **options)
+    optimizer = torch.optim.Adam(head.parameters(), rate)
     with torch.no_grad():
         features = target.features(batch.input_ids, batch.position_ids, LAYERS)
-    for _ in range(200):
+    for _ in range(steps):
         optimizer.zero_grad()
         head.training_loss(batch, features, target).loss.backward()
         optimizer.step()
@@ -62,7 +73,6 @@ def run(target, prompts, tmp_path_factory) -> Path:
         "decoding": {"num_draft_tokens": 3},
         "target": about_target(target),
     }
-    folder = tmp_path_factory.mktemp("trained")
     save_drafter(head, folder / "drafter", target.identity, extra)
     return folder
 

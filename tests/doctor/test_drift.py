@@ -53,6 +53,32 @@ def test_other_text_is_named_with_what_it_costs(loaded, report):
     assert "below the report's interval from the first draft already" in found["drift by position"].sentence
 
 
+def test_requests_without_a_category_are_in_no_new_one(loaded, report):
+    found = findings(loaded, report, asked("uncategorized", QUESTIONS))["drift by category"]
+    assert found.level is Level.NOTE and "the report lacks" not in found.sentence
+    assert "100% of the rounds are of requests that name no category" in found.sentence
+    mixed = asked("uncategorized", QUESTIONS[:6]) + asked("even", QUESTIONS[6:])
+    assert findings(loaded, report, mixed)["drift by category"].level is Level.NOTE
+    renamed = {**report, "categories": [{**each, "category": "uncategorized"} for each in report["categories"]]}
+    assert findings(loaded, renamed, asked("uncategorized", QUESTIONS))["drift by category"].level is Level.OK
+
+
+def test_a_new_category_that_is_accepted_as_well_is_no_fault(loaded, report):
+    found = findings(loaded, report, asked("sums", QUESTIONS))["drift by category"]
+    assert found.level is Level.NOTE and "categories that the report lacks (it has even, odd): sums" in found.sentence
+    assert "these differ from all of the report by" in found.sentence
+
+
+def test_k_stands_beside_the_acceptance_length(loaded, report):
+    assert (
+        "on 2 requests (K = 3, as in the report)"
+        in findings(loaded, report, asked("even", QUESTIONS[:2]))["drift"].sentence
+    )
+    adaptive = {**report, "settings": report["settings"] | {"num_draft_tokens": "auto"}}
+    found = findings(loaded, adaptive, asked("even", QUESTIONS[:2]))["drift"].sentence
+    assert "(K = 3, which the report found to pay)" in found
+
+
 def test_another_mix_of_the_same_categories(loaded, report):
     hard = copy.deepcopy(report)
     for row in hard["categories"]:
@@ -78,10 +104,20 @@ def test_the_interval_of_a_difference():
     assert (value, low, high) == pytest.approx((-1.0, -1.5, -0.5))
 
 
+def test_the_report_of_an_export_lies_beside_it(report, tmp_path):
+    """In the run, and only of weights that are quantized alike."""
+    (tmp_path / "evaluation.json").write_text(json.dumps(report))
+    for folder in ("export-vllm", "drafter", "."):
+        assert find_report(tmp_path / folder, None) == report
+    assert find_report(tmp_path / "export-vllm", None, "int8") is None
+    named = str(tmp_path / "evaluation.json")
+    assert find_report(tmp_path / "elsewhere" / "export", named, "int8") == report
+
+
 def test_reports(loaded, tmp_path, prompts):
     assert find_report(tmp_path, None) is None
     alone = check_drift(loaded, None, Serving(), sample(loaded, None, prompts[:2], Serving(), 8))
-    assert "no evaluation.json beside the checkpoint" in alone["drift"].sentence
+    assert "no evaluation.json of these weights beside the checkpoint" in alone["drift"].sentence
     with pytest.raises(UserError, match="does not exist"):
         find_report(tmp_path, str(tmp_path / "nothing.json"))
     (tmp_path / "evaluation.json").write_text("{}")

@@ -1,14 +1,19 @@
 """Faults that show in what the head predicts, each planted in a sound head and found by its name."""
 
+import json
+import shutil
+
 import pytest
 import torch
 
-from specdraft.data.prompts import Prompt
+from specdraft.data.prompts import Prompt, encode
 from specdraft.decoding.decoder import Decoder
 from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
-from specdraft.doctor.probes import better
+from specdraft.doctor.probes import acceptance, answer, better, compared
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
+from specdraft.export import export
+from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 from tests.doctor.common import LAYERS, VOCAB, faults
 
@@ -29,6 +34,45 @@ def test_wrong_norm(found, option, check):
     findings = found({option: True})
     assert check in faults(findings) and f"with {option}=False the head" in findings[check].sentence
     assert faults(findings) <= {check, "norm"}
+
+
+def test_a_hardly_trained_head_is_no_fault_of_its_settings(target, prompts, hardly_trained, tmp_path):
+    """It predicts better without the norm that it was trained with, for certain and by far, but hardly anything."""
+    loaded = LoadedDrafter.load(hardly_trained, target)
+    answers = answer(loaded, [encode(target.tokenizer, prompt.opening) for prompt in prompts], 32)
+    own = acceptance(loaded.drafter, loaded, answers)[1]
+    loaded.drafter.norm_output = False
+    assert better(acceptance(loaded.drafter, loaded, answers)[1], own)
+
+    exported = export(hardly_trained, VLLM("float32"), tmp_path / "served")
+    for path, said in (
+        (hardly_trained, "as it was trained: it is hardly trained"),
+        (exported, "a head that is hardly trained may do so; if this one is well trained, correct norm_output"),
+    ):
+        findings = run_checks(LoadedDrafter.load(path, target), prompts, max_new_tokens=32)
+        assert not {"layers", "norm", "residual"} & faults(findings)
+        assert findings["norm"].level is Level.NOTE and said in findings["norm"].sentence
+
+
+def test_a_small_difference_is_no_fault():
+    """As of trained heads whose neighboring layers are nearly alike."""
+    own, little, much = (torch.tensor([[value, 10.0]] * 12, dtype=torch.float64) for value in (6.0, 6.5, 8.0))
+    for others, level in (({"a": little}, Level.NOTE), ({"a": little, "b": much}, Level.FAULT), ({}, Level.OK)):
+        finding = compared("layers=[2, 4, 6]", own, others, "the layers", known=False)
+        assert finding.level is level
+    assert compared("layers=[2, 4, 6]", own, {"b": much}, "the layers", known=True).level is Level.NOTE
+
+
+def test_whose_settings_are_known(target, run, prompts, tmp_path):
+    """A run wrote down what it trained with; what was imported says what a stranger's file said."""
+    planted = tmp_path / "run"
+    shutil.copytree(run, planted)
+    config = json.loads((planted / "drafter" / "config.json").read_text())
+    config["drafter"]["norm_output"] = True
+    for extra, level in (({}, Level.NOTE), ({"imported_from": "head"}, Level.FAULT)):
+        config["extra"] |= extra
+        (planted / "drafter" / "config.json").write_text(json.dumps(config))
+        assert run_checks(LoadedDrafter.load(planted, target), prompts, max_new_tokens=32)["norm"].level is level
 
 
 def test_traffic_outside_the_draft_vocabulary_and_under_another_system_prompt(target, run):
@@ -78,7 +122,8 @@ def test_the_acceptance_length_is_that_of_decoding(target, prompts, run):
     generations = Decoder(target, PromptLookup(), 5).generate_batch(ids[:2], 32, 8)
     accepted = [number for generation in generations for number in generation.accepted]
     assert finding.level is Level.NOTE
-    assert f"acceptance length {1 + sum(accepted) / len(accepted):.2f} decoded greedily, K = 5" in finding.sentence
+    length = f"acceptance length {1 + sum(accepted) / len(accepted):.2f}"
+    assert f"{length} decoded greedily, K = 5 (these files say none), on 2 prompts" in finding.sentence
 
 
 def test_better_is_a_matter_of_all_prompts():
