@@ -102,7 +102,8 @@ def test_a_sibling_of_another_vocabulary_is_refused(sibling, small, options, mes
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [(None, "expected model.drafter.checkpoint=PATH"), ("/nowhere", "cannot load the draft '/now")]
+    ("name", "message"),
+    [(None, "expected model.drafter.checkpoint=PATH"), ("/nowhere", "there is no directory /nowhere")],
 )
 def test_a_missing_sibling_is_refused(small, name, message):
     with pytest.raises(UserError, match=message):

@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused(code, tmp_path):
         Slem(None)
     with pytest.raises(UserError, match="lookbehind=0: expected at least 1 token"):
         Slem("somewhere", lookbehind=0)
-    with pytest.raises(UserError, match="cannot load the draft '/nowhere'"):
+    with pytest.raises(UserError, match="there is no directory /nowhere"):
         Slem("/nowhere").bind(code)
     with pytest.raises(UserError, match="need the target's tokenizer"):
         Slem("somewhere").bind(Target.from_model(tiny_llama()))
