@@ -19,8 +19,9 @@ def main(config: DictConfig) -> None:
     from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
     from specdraft.doctor.checks import is_checkpoint, note
     from specdraft.doctor.drift import check_drift, find_report, sample
-    from specdraft.doctor.traffic import load_traffic, write_worst
+    from specdraft.doctor.traffic import write_worst
     from specdraft.drafters.checkpoint import find, read_config
+    from specdraft.evaluation import load_prompts
 
     if config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a run, a drafter, or an exported EAGLE-3 head")
@@ -32,7 +33,8 @@ def main(config: DictConfig) -> None:
             found = f"{config.checkpoint} is an engine's and names no target"
             raise UserError(f"{found}: expected target=NAME or target.name=PATH beside it")
         config.target.name, config.target.revision = recorded["target"]["name"], recorded["target"]["revision"]
-    prompts, answered = load_traffic(config.traffic or usual_benchmark(recorded), config.limit)
+    prompts = load_prompts(config.traffic or usual_benchmark(recorded), config.limit, logged=True)
+    answered = sum(prompt.answered for prompt in prompts)
     if config.traffic is None and (config.report or config.worst):
         raise UserError("report= and worst= are about a traffic: expected traffic=PROMPTS.jsonl with them")
     before = find_report(directory, config.report, recorded.get("quantization"))

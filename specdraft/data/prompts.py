@@ -26,18 +26,20 @@ _FORMS = 'one of "prompt" (text), "messages" (list of {"role", "content"}) or "t
 @dataclass(frozen=True)
 class Prompt:
     """A conversation to continue: ``opening`` ends where the first answer begins, ``follow_ups`` are further user
-    turns, each asked after the answer to the one before it, and ``origin`` says in messages where the prompt stands."""
+    turns, each asked after the answer to the one before it, and ``origin`` says in messages where the prompt stands.
+    ``answered``: an answer at its end was left out."""
 
     id: str
     category: str
     opening: tuple[Message, ...]
     follow_ups: tuple[str, ...] = ()
     origin: str = ""
+    answered: bool = False
 
 
-def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
+def load_prompts(benchmark: str, limit: int | None = None, logged: bool = False) -> list[Prompt]:
     """The prompts of ``python-stdlib``, of ``chat`` or of a ``.jsonl`` file, at most ``limit`` (default: 40 and 10 of
-    them, all of a file).
+    them, all of a file). ``logged``: conversations may end with the assistant's messages, which are left out.
     Raises UserError for an unknown benchmark and for a missing, empty or malformed file."""
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}: expected a positive number of prompts")
@@ -49,7 +51,7 @@ def load_prompts(benchmark: str, limit: int | None = None) -> list[Prompt]:
             f"the benchmark {benchmark!r} is unknown: expected {STDLIB}, {CHAT} or the path of a .jsonl file"
         )
     try:
-        prompts = [_prompt(record) for record in read_lines(_CHAT if benchmark == CHAT else Path(benchmark))]
+        prompts = [_prompt(record, logged) for record in read_lines(_CHAT if benchmark == CHAT else Path(benchmark))]
     except FileNotFoundError:
         raise UserError(f"the prompts file {benchmark} does not exist: check the path of benchmark=") from None
     except OSError as error:
@@ -135,7 +137,7 @@ def check_lengths(tokenizer: Any, prompts: Sequence[Prompt], max_length: int, ma
         )
 
 
-def _prompt(record: Record) -> Prompt:
+def _prompt(record: Record, logged: bool) -> Prompt:
     origin, fields = record.origin, record.fields
     if record.error:
         raise UserError(f"{origin} is {record.error}: expected an object with {_FORMS}")
@@ -153,8 +155,11 @@ def _prompt(record: Record) -> Prompt:
             opening = [{"role": "user", "content": first}]
     except MalformedError as error:
         raise UserError(f"{origin}: {error}; expected {_FORMS}") from error
+    said = len(opening)
+    while logged and len(opening) > 1 and opening[-1]["role"] == "assistant":
+        opening = opening[:-1]
     if opening[-1]["role"] == "assistant":
         raise UserError(f"{origin}: the last message is the assistant's; expected one that the target can answer")
     identity = fields.get("id", fields.get("question_id", record.line.number if record.line else ""))
     category = str(fields.get("category") or "uncategorized")
-    return Prompt(str(identity), category, tuple(opening), tuple(follow_ups), origin)
+    return Prompt(str(identity), category, tuple(opening), tuple(follow_ups), origin, len(opening) < said)

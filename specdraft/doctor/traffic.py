@@ -3,14 +3,13 @@
 P = prompts."""
 
 import json
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from specdraft.data.prompts import CHAT, STDLIB, Prompt, encode, load_prompts
+from specdraft.data.prompts import Prompt, encode
 from specdraft.data.sources.conversations import Conversations
 from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.decoder import Decoder
@@ -34,40 +33,6 @@ class Measured:
     answer_tokens: int
     answer: str
     counts: AcceptanceCounts
-
-
-def load_traffic(benchmark: str, limit: int | None) -> tuple[list[Prompt], int]:
-    """What ``load_prompts`` gives, also of conversations that end with an answer, as they are logged: without it. And
-    the number of such conversations. Raises UserError as ``load_prompts``."""
-    try:
-        lines = [] if benchmark in (STDLIB, CHAT) else Path(benchmark).read_bytes().split(b"\n")
-    except OSError:
-        lines = []  # load_prompts says why it cannot be read
-    if not lines:
-        return load_prompts(benchmark, limit), 0
-    open_ended = [_without_answer(line) for line in lines]
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / Path(benchmark).name
-        place.write_bytes(b"\n".join(open_ended))
-        try:
-            prompts = load_prompts(str(place), limit)
-        except UserError as error:
-            raise UserError(str(error).replace(str(place), benchmark)) from error
-    changed = [new != old for old, new in zip(lines, open_ended, strict=True) if old.strip()]
-    prompts = [replace(each, origin=each.origin.replace(str(place), benchmark)) for each in prompts]
-    return prompts, sum(changed[: len(prompts)])
-
-
-def _without_answer(line: bytes) -> bytes:
-    """The JSON line without the assistant's messages at its end; as it is if nothing else would be left."""
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-        messages = list(record["messages"])
-        while messages[-1]["role"] == "assistant":
-            messages.pop()
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return line
-    return line if messages == record["messages"] else json.dumps(record | {"messages": messages}).encode()
 
 
 def measure(

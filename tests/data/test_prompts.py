@@ -169,3 +169,43 @@ def test_the_usual_benchmark_is_of_the_kind_that_was_learned(source, expected):
     assert usual_benchmark(about) == expected
     assert usual_benchmark({"extra": {}} | about, "some/model") == expected
     assert (usual_benchmark({}, "embedded://tiny"), usual_benchmark({}, "some/model")) == ("python-stdlib", "chat")
+
+
+def test_conversations_that_end_with_an_answer(tmp_path):
+    """As they are logged, and as the doctor writes the worst: asked again without the answers at their end."""
+    path = tmp_path / "chats.jsonl"
+    asked = [
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "ç?"},
+    ]
+    answers = [{"role": "assistant", "content": "d"}, {"role": "assistant", "content": "e"}]
+    rows = [{"messages": [*asked, *answers], "category": "chat"}, {"messages": asked}, {"prompt": "f?"}]
+    rows += [{"messages": [*asked, answers[0]]}]
+    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    found = load_prompts(str(path), logged=True)
+    assert [each.answered for each in found] == [True, False, False, True]
+    assert [found[i].opening for i in (0, 1, 3)] == [tuple(asked)] * 3
+    assert [each.category for each in found] == ["chat", *["uncategorized"] * 3]
+    assert [each.origin for each in found] == [f"{path}:{line}" for line in (1, 3, 5, 7)]
+    assert load_prompts(str(path), 3, logged=True) == found[:3]
+    with pytest.raises(UserError, match="the last message is the assistant's"):
+        load_prompts(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', ":2: the last message is the assistant's"),
+        ('{"messages": [{"role": "user"}, {"role": "assistant", "content": "a"}]}', ":2: "),
+        ("{", ":2 is not JSON"),
+        ("[]", ":2 is "),
+    ],
+)
+def test_malformed_traffic_is_refused_by_its_own_name(tmp_path, text, said):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(f'{{"prompt": "a"}}\n{text}\n')
+    with pytest.raises(UserError, match=f"^{path}{said}"):
+        load_prompts(str(path), logged=True)
+    with pytest.raises(UserError, match=r"nothing\.jsonl does not exist"):
+        load_prompts(str(tmp_path / "nothing.jsonl"), logged=True)
