@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tqdm import tqdm
+
 from specdraft.bench.advice import PLAIN
 from specdraft.bench.engines import NGRAM, Contender, ServingEngine
 from specdraft.bench.process import Server, ended_by_signals
@@ -70,7 +72,7 @@ def served(
     Raises UserError where an engine does not start, or a running server does not answer."""
     with ended_by_signals(), ExitStack() as stack:
         places: dict[str, Place] = {}
-        for each in wanted:
+        for each in tqdm(list(wanted), "starting servers" if target else "asking servers", unit="server"):
             if each.url is not None:
                 places[each.name] = Place(each.url, model or model_of(each.url, key))
                 continue

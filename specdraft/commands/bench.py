@@ -76,7 +76,6 @@ def main(config: DictConfig) -> None:
         raise UserError("checkpoint= and url= both say what is served: expected one of them")
     address = location(name) if ours else ""
 
-    print(f"starting {len(found)} servers" if ours else "asking the servers", flush=True)
     with served(found, engine, address, revision, config.model, key) as places:
         bench = Bench(places, asking, EnergyMeter(), config.seed, key)
         questions = bench.questions(prompts, int(max([*config.concurrency, 1])))
@@ -97,10 +96,9 @@ def main(config: DictConfig) -> None:
     print(table(result))
     print(f"\nresults:  {write_text(output / 'bench.json', json.dumps(result, indent=2))}")
     print(f"report:   {write_text(output / 'report.html', html(result))}")
-    written = [write_text(output / name, text) for name, text in result["engine_settings"].items()]
-    if written:
-        others = ", ".join(path.name for path in written[1:])
-        print(f"settings: vllm serve --config {written[0]}, or for one load {others}")
+    for name, text in result["engine_settings"].items():
+        without = "" if "speculative-config" in text else "  # without drafts: none was faster"
+        print(f"settings: vllm serve --config {write_text(output / name, text)}{without}")
 
 
 if __name__ == "__main__":

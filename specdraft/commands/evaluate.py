@@ -71,6 +71,7 @@ def main(config: DictConfig) -> None:
     choice = None
     if automatic:
         heads = {drafter.family: drafter, **others} if loaded else {}
+        print(untrained.plan(heads, prompts), flush=True)
         choice = untrained.choose(target, heads, prompts, settings, engine)
         print(f"{choice.summary()}\n")
         evaluated, prompts = choice.drafter, choice.rest

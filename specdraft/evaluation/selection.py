@@ -107,6 +107,12 @@ class Selection:
             )
         self.candidates, self.prompts = dict(candidates), prompts
 
+    def plan(self, trained: "Mapping[str, Drafter]", prompts: Sequence[Prompt]) -> str:
+        """What ``choose`` and the evaluation after it are going to do. Raises UserError for fewer than two prompts."""
+        size = self._sample_size(prompts)
+        then = f"then the chosen one decodes the other {len(prompts) - size}"
+        return f"drafter=auto: {len(self._ways(trained))} drafters decode {size} prompt(s) in turns, {then}"
+
     def choose(
         self,
         target: "Target",
@@ -118,12 +124,8 @@ class Selection:
     ) -> Choice:
         """The one whose speedup on the sample, as a geometric mean over ``settings.temperatures``, is the highest.
         ``trained``: drafters of this target, by name. Raises UserError for fewer than two prompts."""
-        if len(prompts) < 2:
-            raise UserError(
-                f"drafter=auto has {len(prompts)} prompt to choose and to measure with: expected at least 2"
-            )
         order = categories_first(prompts)
-        size = min(self.prompts, len(prompts) // 2)
+        size = self._sample_size(prompts)
         sample, rest = [prompts[index] for index in order[:size]], [prompts[index] for index in sorted(order[size:])]
         ways = self._ways(trained)
         first, *others = ways
@@ -135,6 +137,13 @@ class Selection:
         best = max(ways, key=lambda name: sum(math.log(each.speedup.value) for each in own if each.drafter == name))
         ways[best].forget()
         return Choice(best, ways[best], own, rest)
+
+    def _sample_size(self, prompts: Sequence[Prompt]) -> int:
+        if len(prompts) < 2:
+            raise UserError(
+                f"drafter=auto has {len(prompts)} prompt to choose and to measure with: expected at least 2"
+            )
+        return min(self.prompts, len(prompts) // 2)
 
     def _ways(self, trained: "Mapping[str, Drafter]") -> "dict[str, Drafter]":
         """By name. Each look-up before a drafter is another object than it is alone: it would know the answers."""

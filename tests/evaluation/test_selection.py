@@ -81,7 +81,10 @@ def test_the_highest_geometric_mean_of_speedups(speeds, head, of, chosen):
 
 
 def test_a_sample_of_every_category_that_is_not_decoded_again(speeds, head):
-    choice = Selection(candidates(), prompts=3).choose(None, {"medusa": head}, PROMPTS, SETTINGS)
+    selection = Selection(candidates(), prompts=3)
+    planned = "drafter=auto: 4 drafters decode 2 prompt(s) in turns, then the chosen one decodes the other 3"
+    assert selection.plan({"medusa": head}, PROMPTS) == planned
+    choice = selection.choose(None, {"medusa": head}, PROMPTS, SETTINGS)
     assert [prompt.id for prompt in speeds.asked] == ["0", "2"]  # half at most, one of each kind first
     assert [prompt.id for prompt in choice.rest] == ["1", "3", "4"]
     with pytest.raises(UserError, match="has 1 prompt to choose and to measure with: expected at least 2"):
