@@ -2,18 +2,27 @@
 
 torch's own product of six rows takes three times as long as that of one, so that verifying a draft would cost as much
 as it saves; and on the AMD processor that was measured its large products take twice as long (benchmarks/onednn.py).
+A small weight is another matter: on some processors oneDNN's product of it takes longer to begin than torch's product
+to end, so that both are tried first.
 
 I / O = input / output features."""
 
 import copy
 import itertools
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+_SMALL = 2**20  # elements of a weight whose product may be over before oneDNN's has begun
+_FEW = (1, 6)  # rows: of a plain step, and of one that verifies five drafts
+_CLEARLY = 1.25  # times as long: what differs less may be chance, and packed weights then do better in larger batches
+_TRIES, _CALLS = 5, 20
 
 
 class PackedLinear(nn.Linear):
@@ -108,8 +117,9 @@ def plain(weight: Tensor) -> Tensor:
 
 
 def pack(module: nn.Module) -> None:
-    """Pack the linear layers inside a frozen module, one after the other, so that beyond what it takes no more than one
-    layer is held twice; a weight that others share (a tied embedding) stays and costs its size again."""
+    """Pack the linear layers inside a frozen module that are faster so, one after the other, so that beyond what it
+    takes no more than one layer is held twice; a weight that others share (a tied embedding) stays and costs its size
+    again."""
     for parent, name in [place[:2] for place in _linear_layers(module)]:
         setattr(parent, name, PackedLinear(getattr(parent, name)))
 
@@ -137,11 +147,41 @@ def packed(module: nn.Module) -> Iterator[None]:
 
 def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """(parent, name, layer) of those that oneDNN can compute with. ZeRO-3 leaves of a sharded one an empty weight, and
-    a subclass with a ``forward`` of its own (a router, say) is packed only if it says ``decodes_as_linear``."""
+    a subclass with a ``forward`` of its own (a router, say) is packed only if it says ``decodes_as_linear``. Those of
+    small weights are among them if that pays here."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if not isinstance(child, nn.Linear) or isinstance(child, PackedLinear):
                 continue
-            linear = type(child).forward is nn.Linear.forward or getattr(child, "decodes_as_linear", False)
-            if linear and child.weight.numel() and _native(child.weight):
+            own = type(child).forward is not nn.Linear.forward and not getattr(child, "decodes_as_linear", False)
+            if own or not child.weight.numel() or not _native(child.weight):
+                continue
+            if child.weight.numel() > _SMALL or packing_pays(*child.weight.shape, child.weight.dtype):
                 yield parent, name, child
+
+
+@cache
+def packing_pays(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+    """Whether a few rows times a weight ``[O, I]`` take oneDNN no longer than torch, on one thread of this machine."""
+    weight = torch.ones((outputs, inputs), dtype=dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    rows = [torch.ones((count, inputs), dtype=dtype) for count in _FEW]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        plainly = sum(_seconds(partial(torch.nn.functional.linear, given, weight)) for given in rows)
+        ours = sum(_seconds(partial(_product, given, packed, None)) for given in rows)
+    finally:
+        torch.set_num_threads(threads)
+    return ours < _CLEARLY * plainly
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """What some calls take, the shortest of a few tries: what else the machine does makes others longer."""
+    tries = []
+    for _ in range(_TRIES):
+        started = time.perf_counter()
+        for _ in range(_CALLS):
+            call()
+        tries.append(time.perf_counter() - started)
+    return min(tries)

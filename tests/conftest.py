@@ -15,6 +15,14 @@ def seeded_draws():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_choice_by_time():
+    """Every layer is packed that can be, whatever is faster on this machine, so that all machines test the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdraft.onednn.packing_pays", lambda *weight: True)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_logging():
     """A command that runs in the tests' process sets up logging, to a stream that is closed when its test ends."""
