@@ -77,7 +77,7 @@ def measure(
     best = max(fixed, key=pilot.__getitem__)
     timer.measure_for(_SECONDS)
     times = {shape: each.draft + each.verify for (size, shape), each in timer.times().items() if size == batch}
-    price = price_of_a_token(fixed[best].depth, pilot[best], times[fixed[best]], times[None])
+    price = price_of_a_token(pilot[best], times[None], {shape.depth: times[shape] for shape in fixed.values()})
     longest = max(shape.depth for shape in fixed.values())
     ways = {"plain": None, **fixed, "goodput": StaticTree.chain(longest, sampled, Goodput(price, weights))}
     rates = alternate({name: partial(decoded, shape) for name, shape in ways.items()}, rounds)

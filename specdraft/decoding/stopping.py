@@ -7,7 +7,7 @@ and the probabilities ``kept [B]`` with which the draft says what it holds so fa
 token and then dropped it would take tokens out of q without q knowing, and verification would not be exact any more.
 What is drawn is verified."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -98,10 +98,15 @@ class Goodput:
         return "while a token pays" if self.price is None else f"while a token brings {self.price:.2g}"
 
 
-def price_of_a_token(tokens: int, speedup: float, round_seconds: float, step_seconds: float) -> float:
-    """``Goodput.price`` from the fastest chain of fixed length: ``tokens`` drafted in rounds of ``round_seconds``. It
-    brings ``speedup`` tokens in the time of a plain step; if that is below 1, plain steps bring more."""
-    return max(speedup, 1.0) * max(round_seconds - step_seconds, 0.0) / (tokens * step_seconds)
+def price_of_a_token(speedup: float, step_seconds: float, round_seconds: Mapping[int, float]) -> float:
+    """``Goodput.price``: what the time of another token brings elsewhere. ``round_seconds`` of chains of fixed length,
+    by length, of which the fastest brings ``speedup`` tokens in the time of a plain step, ``step_seconds``; if that is
+    below 1, plain steps bring more. What drafting takes at all, whatever the length, is not in the price of another
+    token; only where one length alone is known nothing tells them apart."""
+    shortest, longest = min(round_seconds), max(round_seconds)
+    before = (0, step_seconds) if shortest == longest else (shortest, round_seconds[shortest])
+    seconds = max(round_seconds[longest] - before[1], 0.0) / (longest - before[0])
+    return max(speedup, 1.0) * seconds / step_seconds
 
 
 @dataclass(frozen=True)

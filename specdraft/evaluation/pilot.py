@@ -76,8 +76,9 @@ class Pilot:
         most = None if model is None else model.best(1)
         if model is None or most is None:
             return 1.0
-        taken = most.draft_seconds + most.verify_seconds
-        return price_of_a_token(most.tokens, most.speedup, taken, model.target_step_seconds[1])
+        chains = [each for each in model.predictions if (each.batch_size, each.kind) == (1, "chain")]
+        rounds = {each.tokens: each.draft_seconds + each.verify_seconds for each in chains}
+        return price_of_a_token(most.speedup, model.target_step_seconds[1], rounds)
 
     def _model(self, way: Way, temperature: float) -> CostModel | None:
         """What chains of up to ``way.shape``'s length promise, and the times of the steps, by a pilot. None if nothing

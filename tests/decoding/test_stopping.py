@@ -140,16 +140,22 @@ def test_a_recording_ends_nothing():
 
 
 def test_the_price_of_a_token():
-    assert price_of_a_token(4, 1.5, 1.8, 1.0) == pytest.approx(1.5 * 0.2)
-    assert price_of_a_token(4, 0.8, 1.8, 1.0) == pytest.approx(0.2)  # plain steps bring more than drafts
-    assert price_of_a_token(1, 1.5, 0.99, 1.0) == 0.0
+    assert price_of_a_token(1.5, 2.0, {1: 3.0, 3: 3.5, 5: 4.6}) == pytest.approx(1.5 * 0.2)  # to begin takes 0.6 more
+    assert price_of_a_token(0.8, 1.0, {2: 1.4, 4: 1.8}) == pytest.approx(0.2)  # plain steps bring more than drafts
+    assert price_of_a_token(1.5, 1.0, {4: 1.8}) == pytest.approx(1.5 * 0.2)
+    assert price_of_a_token(1.5, 1.0, {1: 1.2, 2: 1.1}) == 0.0
 
 
 @pytest.mark.parametrize("certainty", [0.5, 0.8, 0.95])
-def test_no_chain_of_fixed_length_is_faster_than_one_that_ends_at_its_price(certainty):
+@pytest.mark.parametrize(("entry", "gain"), [(0.0, 1.02), (0.3, 1.005)])
+def test_no_chain_of_fixed_length_is_faster_than_one_that_ends_at_its_price(certainty, entry, gain):
     """By enumeration, where a place is easy (a token is right with probability 0.95) or hard (0.2), and stays so with
-    probability ``certainty``: tokens in the time of a plain step, where a drafted one takes 0.15 of it."""
+    probability ``certainty``: tokens in the time of a plain step, where a drafted one takes 0.15 of it, and the first
+    ``entry`` more."""
     cost, longest, right = 0.15, 8, {"easy": 0.95, "hard": 0.2}
+
+    def taken(drafted):
+        return 1 + cost * drafted + entry * (drafted > 0)
 
     def rate(ends):
         tokens = seconds = 0.0
@@ -160,17 +166,17 @@ def test_no_chain_of_fixed_length_is_faster_than_one_that_ends_at_its_price(cert
                 tokens += weight * joint
                 drafted += 1
             tokens += weight
-            seconds += weight * (1 + cost * drafted)
+            seconds += weight * taken(drafted)
         return tokens / seconds
 
     fixed = {k: rate(lambda _, drafted, k=k: drafted == k) for k in range(1, longest + 1)}
     best = max(fixed, key=fixed.get)
-    stop = Goodput(price_of_a_token(best, fixed[best], 1 + cost * best, 1.0))
+    stop = Goodput(price_of_a_token(fixed[best], 1.0, {k: taken(k) for k in fixed}))
 
     def ends(joint, _):
         return bool(stop(torch.tensor([[joint, 0.0]], dtype=torch.float64), torch.ones(1, dtype=torch.float64)))
 
-    assert rate(ends) > 1.02 * fixed[best]
+    assert rate(ends) > gain * fixed[best]
 
 
 def places(longest, certainty, right):
