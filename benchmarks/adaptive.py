@@ -30,21 +30,19 @@ from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import EvaluationSettings, load_prompts
 from specdraft.evaluation.pilot import Pilot
-from specdraft.evaluation.speedup.step_times import StepTimer
 from specdraft.evaluation.ways import Way
 from specdraft.targets import Target
 
-_SECONDS = 3.0  # for the times of rounds
 COLUMNS = ("batch", "T", "plain", "fixed lengths, tokens/s", "as long as it pays", "price", "beside the best fixed")
 
 
 def decode(
     target: Target, drafter: Any, sampling: Sampling, prompts: list[list[int]], tokens: int, batch: int,
     shape: StaticTree | None,
-) -> float:  # fmt: skip
-    """Tokens a second of full batches, without the prompts' passes."""
+) -> tuple[float, float]:  # fmt: skip
+    """Tokens a second of full batches, and seconds a round, without the prompts' passes."""
     decoder = Decoder(target, drafter if shape else None, shape or 1, sampling)
-    count, seconds = 0, 0.0
+    count, rounds, seconds = 0, 0, 0.0
     for start in range(0, len(prompts) - batch + 1, batch):
         given = prompts[start : start + batch]
         with torch.inference_mode():
@@ -56,9 +54,10 @@ def decode(
             with limited(target.decoding_threads if few else None):
                 while max(len(each.result.tokens) for each in requests.under_way) < tokens:
                     requests.round()
+                    rounds += 1
         seconds += time.perf_counter() - started
         count += sum(len(each.result.tokens) - 1 for each in requests.under_way)
-    return count / seconds
+    return count / seconds, seconds / rounds
 
 
 def longest_round(decoder: Decoder) -> int:
@@ -67,25 +66,27 @@ def longest_round(decoder: Decoder) -> int:
 
 
 def measure(
-    decoded: Callable[[StaticTree | None], float], timer: StepTimer, batch: int, fixed: dict[str, StaticTree],
-    rounds: int, sampled: bool, weights: Any,
+    decoded: Callable[[StaticTree | None], tuple[float, float]], fixed: dict[str, StaticTree], rounds: int,
+    sampled: bool, weights: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """All ways in turns, after a turn that finds the price."""
     decoded(None)  # warms up
-    plain = decoded(None)
-    pilot = {name: decoded(shape) / plain for name, shape in fixed.items()}
-    best = max(fixed, key=pilot.__getitem__)
-    timer.measure_for(_SECONDS)
-    times = {shape: each.draft + each.verify for (size, shape), each in timer.times().items() if size == batch}
-    price = price_of_a_token(pilot[best], times[None], {shape.depth: times[shape] for shape in fixed.values()})
-    longest = max(shape.depth for shape in fixed.values())
+    plain, step = decoded(None)
+    pilot = {shape.depth: decoded(shape) for shape in fixed.values()}
+    speedup = max(rate for rate, _ in pilot.values()) / plain
+    price = price_of_a_token(speedup, step, {length: seconds for length, (_, seconds) in pilot.items()})
+    longest = max(pilot)
     ways = {"plain": None, **fixed, "goodput": StaticTree.chain(longest, sampled, Goodput(price, weights))}
-    rates = alternate({name: partial(decoded, shape) for name, shape in ways.items()}, rounds)
+
+    def rate(shape: StaticTree | None) -> float:
+        return decoded(shape)[0]
+
+    rates = alternate({name: partial(rate, shape) for name, shape in ways.items()}, rounds)
     middle = {name: statistics.median(each) for name, each in rates.items()}
     fastest = max(fixed, key=middle.__getitem__)
     ratios = [ours / theirs for ours, theirs in zip(rates["goodput"], rates[fastest], strict=True)]
-    ratio = statistics.median(ratios)
-    return {"price": price, "tokens_a_second": middle, "best": fastest, "ratio": ratio, "all": rates}
+    found = {"price": price, "tokens_a_second": middle, "best": fastest, "ratio": statistics.median(ratios)}
+    return found | {"all": rates, "step_seconds": step, "round_seconds": {k: each[1] for k, each in pilot.items()}}
 
 
 @exit_on_user_error
@@ -121,9 +122,7 @@ def main() -> None:
             fixed = {f"K={k}": StaticTree.chain(k, sampled) for k in range(1, options.longest + 1)}
             for batch in options.batch_sizes:
                 given = target, drafter, sampling, prompts, options.max_new_tokens, batch
-                timer = StepTimer(target, drafter, prompts[0], [*fixed.values()], [batch], sampling)
-                decoded = partial(decode, *given)
-                found = measure(decoded, timer, batch, fixed, options.rounds, sampled, taught.stop.weights)
+                found = measure(partial(decode, *given), fixed, options.rounds, sampled, taught.stop.weights)
                 measured.append({"batch_size": batch, "temperature": temperature, **found})
                 speed = found["tokens_a_second"]
                 lengths = ", ".join(f"{speed[f'K={k}']:.0f}" for k in range(1, options.longest + 1))
