@@ -9,7 +9,9 @@ from specdraft.forecast.outlook import fit_run, make_outlook, measured_interval
 from specdraft.forecast.runs import read_run
 from tests.forecast.written import write_run
 
-RUNS = sorted(path.parent for path in (Path(__file__).parent / "runs").glob("*/metrics.csv"))  # see runs/README.md
+RUNS = Path(__file__).parent / "runs"  # see its README.md
+FIRST = ("eagle3-0", "eagle3-1", "medusa-0", "medusa-1", "mtp-0")
+LATER = ("eagle3-2", "eagle3-3", "medusa-2", "smollm2-eagle3-0", "smollm2-medusa-0")  # made when all was settled
 
 
 def holds(run, forecast):
@@ -41,8 +43,8 @@ def straight(half):
 
 
 def test_first_halves_of_real_runs_foresee_the_second():
-    runs = [read_run(path) for path in RUNS]
-    assert len(runs) >= 5 and len({run.settings["model.drafter._target_"] for run in runs}) >= 2
+    runs = [read_run(RUNS / name) for name in FIRST]
+    assert len({run.settings["model.drafter._target_"] for run in runs}) >= 2
     assert sum(holds(run, curves) for run in runs) >= 4
     for run in runs:
         half = run.first(0.5)
@@ -50,6 +52,28 @@ def test_first_halves_of_real_runs_foresee_the_second():
         assert high - low < run.lengths[-1] - 1  # an interval that holds everything is none
     for wrong in (nothing_more, straight):
         assert sum(holds(run, wrong) for run in runs) < 4, wrong.__name__
+
+
+def counts(forecast):
+    """Of the later runs: last measurements that ``forecast(first half)`` held, all of the second halves that it held,
+    and how many these are."""
+    last = held = hidden = 0
+    for run in (read_run(RUNS / name) for name in LATER):
+        interval = forecast(half := run.first(0.5))
+        places = range(len(half.steps), len(run.steps))
+        inside = [
+            low <= run.lengths[i] <= high for i in places for low, high in [interval(run.tokens[i], run.decay[i])]
+        ]
+        last, held, hidden = last + inside[-1], held + sum(inside), hidden + len(inside)
+    return last, held, hidden
+
+
+def test_so_they_do_of_runs_made_when_all_was_settled():
+    last, held, hidden = counts(curves)
+    assert last >= 4 and hidden == 50 and held >= 0.85 * hidden
+    for wrong in (nothing_more, straight):
+        last, held, _ = counts(wrong)
+        assert last <= 1 and held < 0.5 * hidden, wrong.__name__
 
 
 def test_more_tokens_are_worth_less_each_time(tmp_path):
