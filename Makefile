@@ -51,7 +51,7 @@ smollm2: $(SMOLLM2) ## install SmolLM2-135M-Instruct (93 MB), for target=smollm2
 
 # What ships: the conversations of the target's own. Those of the first places are there; more are added to them. A head
 # that learned from them can ship in the same way.
-CONVERSATIONS := target=smollm2-135m target.dtype=bfloat16 data=self data.source.first=2048 data.limit=3072 data.validation_limit=16
+CONVERSATIONS := target=smollm2-135m target.dtype=bfloat16 data=self data.source.first=6144 data.limit=3072 data.validation_limit=16
 smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write more conversations for data=smollm2 (an hour or more on a CPU)
 	$(RUN) -m specdraft regenerate $(CONVERSATIONS) output=build/conversations.jsonl $(ARGS)
 	$(RUN) -m specdraft.embedded.conversations embedded://smollm2-conversations build/conversations.jsonl \
