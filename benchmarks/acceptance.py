@@ -116,8 +116,7 @@ def main() -> None:
                 same = [ours == expected for ours, expected in pairs]
                 entry |= {"answers": len(same), "identical": sum(same), "plain_seconds": plain["seconds"]}
             found.append(entry)
-            table = _rows(found, ["all", *categories])
-            print_table(*table)
+            print_table(*_rows([each for each in found if each["temperature"] == temperature], ["all", *categories]))
     about = {"prompts": len(prompts), "categories": categories}
     path = write_result("acceptance", vars(options) | {"prompts": Path(options.prompts).name}, about | {"found": found})
     if options.docs:
@@ -126,17 +125,15 @@ def main() -> None:
             f"`{Path(options.prompts).name}`, all turns, answers of up to {options.max_new_tokens} tokens; all figures "
             f"in `benchmarks/results/{path.name}`."
         )
-        put_into_page(PAGE, MARK, said, [table])
+        by_temperature = [[each for each in found if each["temperature"] == t] for t in options.temperatures]
+        put_into_page(PAGE, MARK, said, [_rows(each, ["all", *categories]) for each in by_temperature])
     print(f"\nwritten to {path}")
 
 
 def _rows(found: list[dict[str, Any]], categories: list[str]) -> tuple[list[str], list[list[str]]]:
-    """A line per category, a column per system and temperature."""
-    header = [
-        "category",
-        *(f"{each['system'].removeprefix('embedded://')}, T={each['temperature']:g}" for each in found),
-    ]
-    return header, [
+    """A line per category, a column per system, of one temperature."""
+    systems = [each["system"].removeprefix("embedded://") for each in found]
+    return [f"T = {found[0]['temperature']:g}", *systems], [
         [name, *(f"{each['acceptance_length'].get(name, float('nan')):.2f}" for each in found)] for name in categories
     ]
 
