@@ -23,4 +23,4 @@ def test_the_head_that_ships_is_for_the_weights_of_the_package() -> None:
     assert sum(file.stat().st_size for file in directory.iterdir()) < LIMIT
     learned = dict(drafter.named_parameters())
     assert len(learned) > 10 and all(bool(weight.isfinite().all()) for weight in learned.values())
-    assert "make smollm2-head" in (directory / "README.md").read_text()
+    assert "specdraft.embedded.heads runs/smollm2-head" in (directory / "README.md").read_text()
