@@ -211,7 +211,8 @@ eagle3, K = 4: draft acceptance rate 0.500, cost ratio c 0.000,
 by category: eagle3
                acceptance length  per request        tokens/s  speedup
 a category w…  3.00 [3.00, 3.00]  3.00 [3.00, 3.00]      10.0  0.20 [0.20, 0.20]
-code           3.00               3.00                   10.0  0.20"""
+
+1 category of one request only: see the report"""
     )
 
 
