@@ -45,6 +45,9 @@ def model_card(
         wrong = f"{evaluation} is not an evaluation that specdraft wrote ({type(error).__name__}: {error})"
         raise UserError(f"{wrong}: remove it or run evaluate.py again") from error
     k = min(k, layout.longest_draft or k)
+    # An engine knows no embedded:// names, it wants the folder; and it may be started in another one than this.
+    served = location(target["name"])
+    served = str(Path(served).resolve()) if Path(served).is_dir() else served
     return render(
         "export/templates/card.md.jinja",
         layout=layout,
@@ -53,7 +56,6 @@ def model_card(
         data=extra.get("data", {}),
         k=k,
         version=checkpoint.get("specdraft_version", "unknown"),
-        # An engine knows no embedded:// names, it wants the folder.
-        usage=engine.usage(layout, location(target["name"]), str(directory), k).rstrip(),
+        usage=engine.usage(layout, served, str(directory), k).rstrip(),
         acceptance=acceptance,
     )

@@ -187,6 +187,17 @@ def test_model_card(make_checkpoint, identity):
         export(checkpoint, VLLM())
 
 
+def test_the_card_names_a_targets_directory_wherever_the_engine_is_started(make_checkpoint, tmp_path, monkeypatch):
+    _, checkpoint = make_checkpoint()
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["target"]["name"] = "./own-target"
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    assert "vllm serve ./own-target" in (export(checkpoint, VLLM()) / "README.md").read_text()  # not there: as it is
+    (tmp_path / "own-target").mkdir()
+    assert f"vllm serve {tmp_path / 'own-target'}" in (export(checkpoint, VLLM()) / "README.md").read_text()
+
+
 def test_an_earlier_export_is_replaced_and_nothing_else(make_checkpoint, tmp_path):
     _, checkpoint = make_checkpoint()
     output = tmp_path / "out"
