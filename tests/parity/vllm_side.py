@@ -31,6 +31,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.model_executor.kernels.linear.scaled_mm import cpu as scaled_mm
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample import rejection_sampler
@@ -52,6 +53,11 @@ def normalize_keys(model: DFlashQwen3Model, keys: torch.Tensor) -> torch.Tensor:
     mean = keys.float().square().mean(-1, keepdim=True)
     normed = (keys.float() * torch.rsqrt(mean + model._rms_norm_eps)).to(keys.dtype)
     return normed * model._k_norm_weights[:, None, None]
+
+
+# On a processor with AMX vLLM 0.32 gives layers in int8 a kernel that refuses inputs in fp32 ("expect A to be bfloat16 or
+# half"); here they take the one of all other processors.
+scaled_mm.check_cpu_sgl_kernel = lambda *_: False
 
 
 # On a CPU vLLM 0.32's rms_norm reads the first row of a weight of several, so that the context keys of every layer are
