@@ -55,8 +55,8 @@ def normalize_keys(model: DFlashQwen3Model, keys: torch.Tensor) -> torch.Tensor:
     return normed * model._k_norm_weights[:, None, None]
 
 
-# On a processor with AMX vLLM 0.32 gives layers in int8 a kernel that refuses inputs in fp32 ("expect A to be bfloat16 or
-# half"); here they take the one of all other processors.
+# On a processor with AMX vLLM 0.32 gives layers in int8 a kernel that refuses inputs in fp32 ("expect A to be bfloat16
+# or half"); here they take the one of all other processors.
 scaled_mm.check_cpu_sgl_kernel = lambda *_: False
 
 
