@@ -14,13 +14,17 @@ FIRST = ("eagle3-0", "eagle3-1", "medusa-0", "medusa-1", "mtp-0")
 LATER = ("eagle3-2", "eagle3-3", "medusa-2", "smollm2-eagle3-0", "smollm2-medusa-0")  # made when all was settled
 
 
+def inside(run, forecast):
+    """Which measurements of the second half the 90 % intervals of ``forecast(first half)`` hold."""
+    interval = forecast(half := run.first(0.5))
+    hidden = range(len(half.steps), len(run.steps))
+    return [low <= run.lengths[i] <= high for i in hidden for low, high in [interval(run.tokens[i], run.decay[i])]]
+
+
 def holds(run, forecast):
     """Whether the 90 % intervals of ``forecast(first half)`` hold the second half: its last measurement, and all
     of its measurements but one."""
-    half = run.first(0.5)
-    interval = forecast(half)
-    hidden = range(len(half.steps), len(run.steps))
-    held = [low <= run.lengths[i] <= high for i in hidden for low, high in [interval(run.tokens[i], run.decay[i])]]
+    held = inside(run, forecast)
     return held[-1] and sum(held) >= len(held) - 1
 
 
@@ -57,15 +61,8 @@ def test_first_halves_of_real_runs_foresee_the_second():
 def counts(forecast):
     """Of the later runs: last measurements that ``forecast(first half)`` held, all of the second halves that it held,
     and how many these are."""
-    last = held = hidden = 0
-    for run in (read_run(RUNS / name) for name in LATER):
-        interval = forecast(half := run.first(0.5))
-        places = range(len(half.steps), len(run.steps))
-        inside = [
-            low <= run.lengths[i] <= high for i in places for low, high in [interval(run.tokens[i], run.decay[i])]
-        ]
-        last, held, hidden = last + inside[-1], held + sum(inside), hidden + len(inside)
-    return last, held, hidden
+    found = [inside(read_run(RUNS / name), forecast) for name in LATER]
+    return sum(each[-1] for each in found), sum(map(sum, found)), sum(map(len, found))
 
 
 def test_so_they_do_of_runs_made_when_all_was_settled():
