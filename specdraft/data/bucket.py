@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,7 @@ class Bucket:
 
     def names(self) -> list[str]:
         """As ``Place``."""
-        with self._talking("list"):
-            self._files.invalidate_cache()
-            try:
-                listed = self._files.ls(self._root, detail=False)
-            except FileNotFoundError:
-                return []
-        names = (str(path).rstrip("/").rpartition("/")[2] for path in listed)
-        return sorted(name for name in names if not name.startswith("."))
+        return sorted(name for name in self._listed() if not name.startswith("."))
 
     def size(self, name: str) -> int:
         """As ``Place``."""
@@ -115,6 +109,12 @@ class Bucket:
                 renewing.join()
                 self._release(claim, own)
 
+    def forget(self, *patterns: str) -> None:
+        """As ``Place``. A holder that is alive writes its claim again and releases it."""
+        for name in self._listed():
+            if any(fnmatch(name, f".{pattern}.claim") for pattern in patterns):
+                self._remove(name)
+
     def _take(self, claim: str, own: str, wait: bool) -> bool:
         """Whether the claim is ours: it was free, or nobody has renewed it for as long as we looked at it."""
         seen, since = None, time.monotonic()
@@ -159,8 +159,21 @@ class Bucket:
 
     def _release(self, claim: str, own: str) -> None:
         if (self.read(claim) or b"").startswith(own.encode()):
-            with self._talking("write to"), suppress(FileNotFoundError):
-                self._files.rm_file(self._at(claim))
+            self._remove(claim)
+
+    def _remove(self, name: str) -> None:
+        with self._talking("write to"), suppress(FileNotFoundError):
+            self._files.rm_file(self._at(name))
+
+    def _listed(self) -> list[str]:
+        """All objects of the folder, claims included."""
+        with self._talking("list"):
+            self._files.invalidate_cache()
+            try:
+                listed = self._files.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []
+        return [str(path).rstrip("/").rpartition("/")[2] for path in listed]
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -36,6 +36,10 @@ class Place(Protocol):
         """Hold ``name``, which one process at a time does; whether it is held: always, if we ``wait``. ``leftovers``:
         patterns of what a killed holder may have left half written, which goes."""
 
+    def forget(self, *patterns: str) -> None:
+        """Clear away who holds the names that match, once all that belongs to them is there: a process that is killed
+        between a whole file and the release of its name leaves a trace that nobody looks for any more."""
+
 
 class Folder:
     """A folder of a disk that all processes see. A lock on a file, which the operating system releases when its holder
@@ -95,6 +99,12 @@ class Folder:
             finally:
                 if held:
                     lock.unlink(missing_ok=True)
+
+    def forget(self, *patterns: str) -> None:
+        """As ``Place``."""
+        for pattern in patterns:
+            for lock in self.path.glob(f".{pattern}.lock"):
+                lock.unlink(missing_ok=True)
 
 
 def open_place(path: str) -> Place:

@@ -62,3 +62,13 @@ def test_who_waits_holds_it_afterwards(place):
 def test_a_path_or_a_url():
     assert isinstance(open_place("some/folder"), Folder) and str(open_place("some/folder")) == "some/folder"
     assert isinstance(open_place("memory://a/b"), Bucket)
+
+
+def test_names_that_a_killed_process_held_are_free_once_they_are_forgotten(place):
+    with place.hold("train-1") as mine, place.hold("other-1") as theirs:
+        assert mine and theirs
+        place.forget("train-*")  # nobody looks at train-1 again, as if its holder had been killed
+        with place.hold("train-1", wait=False) as again, place.hold("other-1", wait=False) as still:
+            assert (again, still) == (True, False)
+    with place.hold("train-1", wait=False) as afterwards:
+        assert afterwards

@@ -85,6 +85,8 @@ def regenerate(
             others = [other for other in others if not work.do(*other, wait=False)]
         for other in others:
             work.do(*other, wait=True)
+    if bucket is not None:
+        bucket.forget(*(shard.name for shard in shards))
     headers = [work.headers[shard.name] for shard in shards]
     counts = Counts(*map(sum, zip(*(header.counts for header in headers), strict=True)))
     if not counts.turns and work.refused and not counts.left_out:

@@ -154,9 +154,9 @@ class StoreWriter:
             for name, (error, square) in self._abouts[file]["errors"].items():
                 sums[name] = sums[name][0] + error, sums[name][1] + square
         errors = {name: math.sqrt(error / square) for name, (error, square) in sums.items() if square}
-        # A process killed between a whole shard and the release of its lock has left the lock's file.
-        with self.place.hold(INDEX, *(f".{split}-*.lock" for split in self.contents.splits)):
+        with self.place.hold(INDEX):
             self._write_index(shards, errors)
+            self.place.forget(*(f"{split}-*" for split in self.contents.splits))
 
     def _write_index(self, shards: dict[str, list[str]] | None, relative_error: dict[str, float]) -> None:
         contents = self.contents

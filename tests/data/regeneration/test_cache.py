@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from specdraft.data.bucket import Bucket
 from specdraft.data.regeneration import cache
 from specdraft.data.sources.base import Conversation
 from specdraft.data.tokenization.chat import Example
@@ -134,7 +135,10 @@ def test_machines_share_answers_through_a_bucket(
     engine.asked.clear()
     run(target, talks(12), tmp_path / "first", engine, share=f"{bucket_url}/answers")
     engine.asked.clear()
+    answers = Bucket(f"{bucket_url}/answers/{next((tmp_path / 'first' / 'responses').iterdir()).name}")
+    answers._put(f".{answers.names()[0].removesuffix('.jsonl')}.claim", "killed once the shard was whole 3")
     second = run(target, talks(20), tmp_path / "second", engine, share=f"{bucket_url}/answers/")
+    assert not [name for name in answers._listed() if name.endswith(".claim")]
     assert len(engine.asked) == sum(len(talk.messages) // 2 for talk in talks(20)[8:])
     assert list(second.outcomes()) == list(alone.outcomes()) and second.counts == alone.counts
     engine.asked.clear()

@@ -29,6 +29,14 @@ def test_the_same_files_as_on_a_disk(making, bucket):
     assert writer.missing() == []
 
 
+def test_a_claim_that_outlived_its_shard_goes_with_the_last_one(making, bucket):
+    whole = making.store().shards["train"][0]
+    bucket.upload(making.path / whole, whole)
+    bucket._put(f".{whole.rpartition('-')[0]}.claim", "killed 3")
+    written(making, bucket)
+    assert sorted(bucket._listed()) == sorted(file.name for file in making.path.iterdir())
+
+
 def test_it_is_read_as_it_was_written(making, bucket):
     written(making, bucket)
     ours, theirs = Store(local_copy(bucket)), making.store()
