@@ -14,7 +14,8 @@ What cannot be is left out: acceptance that falls with more training, and length
 
 ``decay`` is the share of the peak by which the learning rate has come down. As long as it is high, weights jump around
 a better head than they are; its fall brings acceptance beyond what more tokens do (Haegele et al. 2024). The first
-half of a run can hardly show that, so there is a prior for it."""
+half of a run can hardly show that, so there is a prior for it, and what is still to come of the fall may bring more or
+less than its beginning did."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,20 +27,10 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 DRAWS = 4000
-_SCALES = (
-    0.08,
-    0.12,
-    0.18,
-    0.27,
-    0.4,
-    0.6,
-    0.9,
-    1.3,
-    2.0,
-    3.0,
-    4.5,
-)  # of n / n_N, by which a curve has risen by half or so
+# Of n / n_N: by which a curve has risen by half or so.
+_SCALES = (0.08, 0.12, 0.18, 0.27, 0.4, 0.6, 0.9, 1.3, 2.0, 3.0, 4.5)
 _DECAY_MEAN, _DECAY_SPREAD = 0.05, 0.05  # of tau - 1: what the fall of the learning rate to zero is taken to bring
+_UNSEEN_MEAN, _UNSEEN_SPREAD = 0.05, 0.15  # the same, besides, of what is still to come of the fall, as ten runs had it
 _NOISE, _NOISE_WEIGHT = 0.02, 4.0  # of tau - 1: noise expected before any is seen, worth so many measurements
 _MOST_ALIKE = 0.8  # highest correlation of neighboring residuals that is reckoned with
 
@@ -71,7 +62,8 @@ FAMILIES = tuple(dict.fromkeys(shape.family for shape in SHAPES))
 
 @dataclass(frozen=True)
 class Curves:
-    """Draws of a curve, ``[S]`` each. ``noise`` is the standard deviation of a measurement about its curve."""
+    """Draws of a curve, ``[S]`` each. ``noise`` is the standard deviation of a measurement about its curve. From ``seen`` on,
+    the decay at the last measurement, it brings ``unseen_gain`` besides ``decay_gain``."""
 
     scale: float  # n_N
     first: float  # n_1 / n_N
@@ -81,10 +73,14 @@ class Curves:
     rise: Array
     decay_gain: Array
     noise: Array
+    seen: float
+    unseen_gain: Array
 
     def at(self, amount: float, decay: float = 1.0) -> Array:
         """Acceptance lengths of every draw behind ``amount`` (tokens, conversations), with so much of the decay."""
         values = self.level + self.decay_gain * decay
+        if decay > self.seen:
+            values += self.unseen_gain * (decay - self.seen)
         for index in np.unique(self.shape):
             drawn = self.shape == index
             values[drawn] += self.rise[drawn] * _scaled(SHAPES[index], np.array([amount / self.scale]), self.first)
@@ -137,8 +133,9 @@ def fit_curves(
     scale, gained = float(amounts[-1]), max(float(lengths[-1]) - 1.0, 0.1)
     x, first = amounts / scale, float(amounts[0]) / scale
     mean, spread = np.array([float(lengths[-1]), 0.0, _DECAY_MEAN * gained]), _DECAY_SPREAD * gained
+    seen = float(decay[-1])
     if not decay.any():  # runs are compared at their ends: it is the same for all, and part of the level
-        mean[2], spread = 0.0, 1e-6
+        mean[2], spread, seen = 0.0, 1e-6, 1.0
     precision = np.diag(np.array([ceiling, ceiling, spread]) ** -2.0)
     prior = _Prior(mean, precision, noise or _NOISE * gained, known)
     designs = [np.stack([np.ones_like(x), _scaled(shape, x, first), decay], axis=1) for shape in SHAPES]
@@ -156,8 +153,10 @@ def fit_curves(
     evidence = np.array([each.evidence for each in found]) - np.log(sizes)
     odds = np.exp(evidence - evidence.max())
     freedom = math.inf if known else weight * (len(x) + _NOISE_WEIGHT)
-    shape, values, noises = _draw(found, odds / odds.sum(), np.random.default_rng(seed), first, ceiling, freedom)
-    return Curves(scale, first, ceiling, shape, values[:, 0], values[:, 1], values[:, 2], noises)
+    random = np.random.default_rng(seed)
+    shape, values, noises = _draw(found, odds / odds.sum(), random, first, ceiling, freedom)
+    unseen = gained * (_UNSEEN_MEAN + _UNSEEN_SPREAD * random.standard_normal(len(shape)))
+    return Curves(scale, first, ceiling, shape, values[:, 0], values[:, 1], values[:, 2], noises, seen, unseen)
 
 
 def _posterior(design: Array, lengths: Array, prior: _Prior, weight: float) -> _Posterior:

@@ -27,7 +27,9 @@ def share_held(lengths_of=lambda lengths: lengths):
     """Of trainings whose last measurement lies in the interval that was made of their first half."""
     held, widths = [], []
     for number in range(60):
-        x, lengths, decay = measured([*TRUTHS.values()][number % 4], number, gain=0.1 * (number % 3) / 2)
+        x, lengths, decay = measured(
+            [*TRUTHS.values()][number % 4], number, gain=0.5 * (number % 3) / 2
+        )  # as real runs had it
         curves = fit_curves(x[:10], lengths_of(lengths[:10]), decay[:10], 6.0)
         low, high = measured_interval(curves, 1.0, decay[-1])
         held.append(low <= lengths[-1] <= high)
@@ -37,7 +39,7 @@ def share_held(lengths_of=lambda lengths: lengths):
 
 def test_intervals_hold_what_they_say():
     held, width = share_held()
-    assert held >= 0.85 and width < 0.45
+    assert held >= 0.85 and width < 0.5
 
 
 def test_measurements_that_do_not_rise_forecast_nothing():
