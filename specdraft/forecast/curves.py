@@ -62,8 +62,8 @@ FAMILIES = tuple(dict.fromkeys(shape.family for shape in SHAPES))
 
 @dataclass(frozen=True)
 class Curves:
-    """Draws of a curve, ``[S]`` each. ``noise`` is the standard deviation of a measurement about its curve. From ``seen`` on,
-    the decay at the last measurement, it brings ``unseen_gain`` besides ``decay_gain``."""
+    """Draws of a curve, ``[S]`` each. ``noise`` is the standard deviation of a measurement about its curve. Behind
+    ``seen``, the decay at the last measurement, decay brings ``unseen_gain`` besides ``decay_gain``."""
 
     scale: float  # n_N
     first: float  # n_1 / n_N
