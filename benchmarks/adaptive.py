@@ -1,9 +1,8 @@
-"""Chains that end where a token does not pay, beside chains of every fixed length, for requests side by side.
+"""Chains as long as pays, beside chains of every fixed length, for requests side by side.
 
-``python benchmarks/adaptive.py CHECKPOINT``: all decode the same prompts in turns. What is not counted comes first: a
-pilot that tells what is accepted, and the times of a round of so many requests, which give the price of a drafted token
-by the fastest chain of fixed length. Rates are those of full batches: a batch is decoded until its first answer has all
-its tokens, and prompts whose answers are shorter take no part.
+``python benchmarks/adaptive.py CHECKPOINT``: all decode the same prompts in turns, and each answers all of them: where
+one ends the next one begins. What is not counted comes first: rounds of every fixed length, whose times say what a
+drafted token costs. Times are of the rounds, without the prompts' passes.
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -20,63 +19,60 @@ import torch
 from common import alternate, print_table, write_result
 from specdraft.data.prompts import encode, usual_benchmark
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.pacing import Goodput, Rounds, acceptance_rate, costs_of_tokens
 from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
-from specdraft.decoding.stopping import Goodput, Learned, price_of_a_token
 from specdraft.decoding.threads import FEW_TOKENS, limited
 from specdraft.drafters.checkpoint import check_target, load_drafter
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import exit_on_user_error
-from specdraft.evaluation import EvaluationSettings, load_prompts
-from specdraft.evaluation.pilot import Pilot
-from specdraft.evaluation.ways import Way
+from specdraft.evaluation import load_prompts
 from specdraft.targets import Target
 
-COLUMNS = ("batch", "T", "plain", "fixed lengths, tokens/s", "as long as it pays", "price", "beside the best fixed")
+COLUMNS = ("batch", "T", "plain", "fixed lengths, tokens/s", "as long as pays", "costs", "beside the best fixed")
 
 
 def decode(
     target: Target, drafter: Any, sampling: Sampling, prompts: list[list[int]], tokens: int, batch: int,
     shape: StaticTree | None,
-) -> tuple[float, float]:  # fmt: skip
-    """Tokens a second of full batches, and seconds a round, without the prompts' passes."""
+) -> tuple[float, float, float]:  # fmt: skip
+    """Tokens a second, and seconds a round, without the prompts' passes; how often a token was accepted."""
     decoder = Decoder(target, drafter if shape else None, shape or 1, sampling)
     count, rounds, seconds = 0, 0, 0.0
-    for start in range(0, len(prompts) - batch + 1, batch):
-        given = prompts[start : start + batch]
-        with torch.inference_mode():
-            requests = Requests(decoder, batch, max(map(len, given)) + tokens + longest_round(decoder))
-            for number, prompt in enumerate(given, start):
+    waiting, judged = iter(enumerate(prompts)), list[Rounds]()
+    with torch.inference_mode():
+        requests = Requests(decoder, batch, max(map(len, prompts)) + tokens + decoder.num_draft_tokens + 1)
+        while True:
+            while len(requests.under_way) < batch and (following := next(waiting, None)) is not None:
+                number, prompt = following
                 requests.begin(number, prompt, tokens, number)
-            few = batch * (1 + requests.num_read) <= FEW_TOKENS
+            if not requests.under_way:
+                return count / seconds, seconds / rounds, acceptance_rate(judged)
+            few = len(requests.under_way) * (1 + requests.num_read) <= FEW_TOKENS
             started = time.perf_counter()
             with limited(target.decoding_threads if few else None):
-                while max(len(each.result.tokens) for each in requests.under_way) < tokens:
-                    requests.round()
-                    rounds += 1
-        seconds += time.perf_counter() - started
-        count += sum(len(each.result.tokens) - 1 for each in requests.under_way)
-    return count / seconds, seconds / rounds
-
-
-def longest_round(decoder: Decoder) -> int:
-    """Tokens that the last round may emit beyond what is asked for."""
-    return decoder.num_draft_tokens + 1
+                requests.round()
+            seconds, rounds = seconds + time.perf_counter() - started, rounds + 1
+            for index in reversed(range(len(requests.under_way))):
+                result = requests.under_way[index].result
+                if len(result.tokens) >= tokens:
+                    judged.append(Rounds(result.drafted, result.accepted))
+                    count += tokens - 1
+                    requests.drop(index)
 
 
 def measure(
-    decoded: Callable[[StaticTree | None], tuple[float, float]], fixed: dict[str, StaticTree], rounds: int,
-    sampled: bool, weights: Any,
+    decoded: Callable[[StaticTree | None], tuple[float, float, float]], fixed: dict[str, StaticTree], rounds: int,
+    sampled: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """All ways in turns, after a turn that finds the price."""
+    """All ways in turns, after a turn that finds the costs."""
     decoded(None)  # warms up
-    plain, step = decoded(None)
+    step = decoded(None)[1]
     pilot = {shape.depth: decoded(shape) for shape in fixed.values()}
-    speedup = max(rate for rate, _ in pilot.values()) / plain
-    price = price_of_a_token(speedup, step, {length: seconds for length, (_, seconds) in pilot.items()})
-    longest = max(pilot)
-    ways = {"plain": None, **fixed, "goodput": StaticTree.chain(longest, sampled, Goodput(price, weights))}
+    seconds = {length: each[1] for length, each in pilot.items()}
+    costs, expected = costs_of_tokens(step, seconds), pilot[max(pilot)][2]
+    ways = {"plain": None, **fixed, "goodput": StaticTree.chain(max(seconds), sampled, Goodput(costs, expected))}
 
     def rate(shape: StaticTree | None) -> float:
         return decoded(shape)[0]
@@ -85,8 +81,14 @@ def measure(
     middle = {name: statistics.median(each) for name, each in rates.items()}
     fastest = max(fixed, key=middle.__getitem__)
     ratios = [ours / theirs for ours, theirs in zip(rates["goodput"], rates[fastest], strict=True)]
-    found = {"price": price, "tokens_a_second": middle, "best": fastest, "ratio": statistics.median(ratios)}
-    return found | {"all": rates, "step_seconds": step, "round_seconds": {k: each[1] for k, each in pilot.items()}}
+    found = {
+        "costs": costs,
+        "expected": expected,
+        "tokens_a_second": middle,
+        "best": fastest,
+        "ratio": statistics.median(ratios),
+    }
+    return found | {"all": rates, "step_seconds": step, "round_seconds": seconds}
 
 
 @exit_on_user_error
@@ -98,7 +100,7 @@ def main() -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
     parser.add_argument("--longest", type=int, default=6, help="drafted tokens (default 6)")
     parser.add_argument("--prompts", help="a .jsonl file as benchmark= takes it (default: the usual one of the target)")
-    parser.add_argument("--limit", type=int, default=16, help="prompts (default 16)")
+    parser.add_argument("--limit", type=int, default=64, help="prompts (default 64)")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -108,7 +110,6 @@ def main() -> None:
     check_target(config, target)
     chosen = load_prompts(options.prompts or usual_benchmark(config), options.limit)
     prompts = [encode(target.tokenizer, each.opening) for each in chosen]
-    pilot = Pilot(target, chosen, EvaluationSettings(max_new_tokens=options.max_new_tokens), False, {})
     measured, rows = [], []
     plainly = Decoder(target).generate_batch(prompts, options.max_new_tokens, max(options.batch_sizes))
     pairs = zip(prompts, plainly, strict=True)
@@ -116,18 +117,16 @@ def main() -> None:
     with ready_to_decode(drafter.eval()):
         for temperature in options.temperatures:
             sampled, sampling = temperature > 0, Sampling(temperature)
-            untaught = StaticTree.chain(options.longest, sampled, Learned())
-            taught = pilot.settled(Way("head", drafter, untaught), temperature)
-            assert isinstance(taught, StaticTree) and isinstance(taught.stop, Learned)
             fixed = {f"K={k}": StaticTree.chain(k, sampled) for k in range(1, options.longest + 1)}
             for batch in options.batch_sizes:
-                given = target, drafter, sampling, prompts, options.max_new_tokens, batch
-                found = measure(partial(decode, *given), fixed, options.rounds, sampled, taught.stop.weights)
+                given = target, drafter, sampling, prompts[: max(4 * batch, 8)], options.max_new_tokens, batch
+                found = measure(partial(decode, *given), fixed, options.rounds, sampled)
                 measured.append({"batch_size": batch, "temperature": temperature, **found})
                 speed = found["tokens_a_second"]
                 lengths = ", ".join(f"{speed[f'K={k}']:.0f}" for k in range(1, options.longest + 1))
                 row = [str(batch), f"{temperature:g}", f"{speed['plain']:.0f}", lengths, f"{speed['goodput']:.0f}"]
-                rows.append([*row, f"{found['price']:.2f}", f"{found['ratio']:.2f} ({found['best']})"])
+                costs = ", ".join(f"{cost:.2f}" for cost in found["costs"])
+                rows.append([*row, costs, f"{found['ratio']:.2f} ({found['best']})"])
                 print_table(COLUMNS, rows)
     print(f"\nwritten to {write_result('adaptive', vars(options), {'measured': measured})}")
 

@@ -14,9 +14,10 @@ from specdraft.decoding import rules
 from specdraft.decoding.clock import Clock
 from specdraft.decoding.generation import Generation
 from specdraft.decoding.interfaces import Drafter, Drafting, Features, Target
+from specdraft.decoding.pacing import Rounds
 from specdraft.decoding.passes import Pass, Riders, Texts
 from specdraft.decoding.sampling import Chance, Sampling, sample
-from specdraft.decoding.shapes import Shape
+from specdraft.decoding.shapes import Shape, StaticTree
 from specdraft.decoding.trace import Round, Trace
 from specdraft.decoding.tree import DraftTrees, empty
 
@@ -215,6 +216,11 @@ class Requests:
         if self.drafting is None or self.method.shape is None or room < 1:
             return empty(len(texts.lengths), self.target.device)
         shape = self.method.shape.truncate(room)
+        if isinstance(shape, StaticTree):
+            rounds = [Rounds(request.result.drafted, request.result.accepted) for request in self.under_way]
+            if (paced := shape.paced(rounds)) is None:
+                return empty(len(texts.lengths), self.target.device)
+            shape = paced
         trees = self.drafting.draft(texts, shape, self.sampling, self._chance(0, len(texts.lengths)))
         if texts.longest + shape.depth > self.target.max_length:
             trees = trees.truncate(self.target.max_length - texts.lengths)

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
+from specdraft.decoding.pacing import Goodput, Rounds
 from specdraft.decoding.stopping import Stop
 from specdraft.errors import UserError
 
@@ -27,11 +28,12 @@ class StaticTree:
     """A tree known beforehand. A path names a node by its rank among its siblings at every level: ``(0, 2)`` is the
     third-best continuation of the best first token (the notation of Medusa, 2401.10774, section 2.3).
     sampled: at temperatures above 0 siblings are drawn from the draft's distribution, without replacement; else they
-    are its most likely tokens, which is what serving engines draft. stop: of a chain, where a draft ends early."""
+    are its most likely tokens, which is what serving engines draft. stop: of a chain, where a draft ends early, by what
+    it says as it grows, or by what was accepted of earlier ones."""
 
     paths: tuple[Path, ...]
     sampled: bool = True
-    stop: Stop | None = None
+    stop: Stop | Goodput | None = None
 
     def __post_init__(self) -> None:
         paths = sorted({tuple(int(rank) for rank in path) for path in self.paths}, key=lambda path: (len(path), path))
@@ -49,7 +51,7 @@ class StaticTree:
             raise UserError("a draft tree is to end early where the draft is unsure: expected a chain")
 
     @classmethod
-    def chain(cls, num_tokens: int, sampled: bool = True, stop: Stop | None = None) -> "StaticTree":
+    def chain(cls, num_tokens: int, sampled: bool = True, stop: Stop | Goodput | None = None) -> "StaticTree":
         """A chain of ``num_tokens`` tokens, or of fewer where ``stop`` ends it. Raises UserError below 1."""
         if type(num_tokens) is not int or num_tokens < 1:
             mend = "to decode plainly, leave the drafter out"
@@ -86,6 +88,13 @@ class StaticTree:
         if depth >= self.depth:
             return self
         return replace(self, paths=tuple(path for path in self.paths if len(path) <= depth))
+
+    def paced(self, requests: Sequence[Rounds]) -> "StaticTree | None":
+        """The shape of the next round, if a rule says before it begins how long that is; None: of no tokens."""
+        if not isinstance(self.stop, Goodput):
+            return self
+        tokens = self.stop.tokens(requests, self.depth)
+        return replace(self, stop=None).truncate(tokens) if tokens else None
 
     @cached_property
     def branching(self) -> list[list[int]]:

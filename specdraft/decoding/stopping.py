@@ -7,7 +7,7 @@ and the probabilities ``kept [B]`` with which the draft says what it holds so fa
 token and then dropped it would take tokens out of q without q knowing, and verification would not be exact any more.
 What is drawn is verified."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -63,53 +63,6 @@ class EntropyBound:
 
 
 @dataclass(frozen=True)
-class Goodput:
-    """Ends, for all requests side by side, where another token of each would bring fewer than ``price`` tokens: the
-    mean over requests of how likely the chain with it is accepted, by what was learned from drafts that were judged
-    (``weights``, of ``learn_weights``), or, weights None, how likely the draft thinks its most likely one. price None:
-    not known yet, and nothing ends.
-
-    A reward that is renewed with every round is greatest in the long run if a round goes on as long as the next token
-    brings more than what its time brings elsewhere (SmartSpec, 2406.14066, maximizes the same goodput over lengths that
-    it forecasts). Side by side a level takes its time whether one request drafts it or all do."""
-
-    price: float | None = None
-    weights: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.price is not None and not self.price >= 0:
-            raise UserError(f"a draft is to end at a price of {self.price} tokens: expected a number of at least 0")
-        object.__setattr__(self, "weights", _checked(self.weights))
-
-    def __call__(self, q: Tensor, kept: Tensor) -> Tensor:
-        """See ``Stop``."""
-        if self.price is None:
-            return torch.zeros_like(kept, dtype=torch.bool)
-        brings = q.amax(-1) * kept if self.weights is None else _chance(q, kept, self.weights)
-        return (brings.mean() < self.price).expand(len(kept))
-
-    @property
-    def lacks(self) -> str | None:
-        """What has to be measured first, as a setting; None if it is known."""
-        wanted = "decoding.shape.stop.price=NUMBER, as evaluate.py measures it (token_prices in evaluation.json)"
-        return wanted if self.price is None else None
-
-    def __str__(self) -> str:
-        return "while a token pays" if self.price is None else f"while a token brings {self.price:.2g}"
-
-
-def price_of_a_token(speedup: float, step_seconds: float, round_seconds: Mapping[int, float]) -> float:
-    """``Goodput.price``: what the time of another token brings elsewhere. ``round_seconds`` of chains of fixed length,
-    by length, of which the fastest brings ``speedup`` tokens in the time of a plain step, ``step_seconds``; if that is
-    below 1, plain steps bring more. What drafting takes at all, whatever the length, is not in the price of another
-    token; only where one length alone is known nothing tells them apart."""
-    shortest, longest = min(round_seconds), max(round_seconds)
-    before = (0, step_seconds) if shortest == longest else (shortest, round_seconds[shortest])
-    seconds = max(round_seconds[longest] - before[1], 0.0) / (longest - before[0])
-    return max(speedup, 1.0) * seconds / step_seconds
-
-
-@dataclass(frozen=True)
 class Learned:
     """Ends where a token is accepted, and all before it, with a probability below ``least``, by what was learned from
     drafts that were judged (SpecDec++, 2405.19715: a rejection with more than 0.7). A logistic regression, with
@@ -122,13 +75,18 @@ class Learned:
     def __post_init__(self) -> None:
         if not 0 <= self.least <= 1:
             raise UserError(f"a draft is to end at a chance of {self.least}: expected a number from 0 to 1")
-        object.__setattr__(self, "weights", _checked(self.weights))
+        if self.weights is not None:
+            if len(self.weights) != EVIDENCE:
+                wanted = f"{EVIDENCE}, as evaluate.py learns them (stop_weights in evaluation.json)"
+                raise UserError(f"a draft is to end by {len(self.weights)} learned weights: expected {wanted}")
+            object.__setattr__(self, "weights", tuple(map(float, self.weights)))  # a list has no hash
 
     def __call__(self, q: Tensor, kept: Tensor) -> Tensor:
         """See ``Stop``."""
         if self.weights is None:
             return torch.zeros_like(kept, dtype=torch.bool)
-        return _chance(q, kept, self.weights) < self.least
+        found = evidence(q, kept)
+        return (found @ found.new_tensor(self.weights)).sigmoid() < self.least
 
     @property
     def lacks(self) -> str | None:
@@ -149,20 +107,6 @@ def evidence(q: Tensor, kept: Tensor) -> Tensor:
     q, tiny = q.float(), torch.finfo(torch.float32).tiny
     best, before = (part.float().clamp_min(tiny).log() for part in (q.amax(-1), kept))
     return torch.stack([torch.ones_like(best), best, torch.special.entr(q).sum(-1), before], dim=-1)
-
-
-def _checked(weights: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Of a rule; a list has no hash. Raises UserError for another number of them."""
-    if weights is not None and len(weights) != EVIDENCE:
-        wanted = f"{EVIDENCE}, as evaluate.py learns them (stop_weights in evaluation.json)"
-        raise UserError(f"a draft is to end by {len(weights)} learned weights: expected {wanted}")
-    return None if weights is None else tuple(map(float, weights))
-
-
-def _chance(q: Tensor, kept: Tensor, weights: Sequence[float]) -> Tensor:
-    """That the next token and all before it are accepted, as was learned, ``[B]``."""
-    found = evidence(q, kept)
-    return (found @ found.new_tensor(weights)).sigmoid()
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdraft.decoding.pacing import Goodput
 from specdraft.decoding.sampling import Chance, Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, ForcedPath, Shape, StaticTree
 from specdraft.decoding.stopping import Stop
@@ -70,6 +71,7 @@ def grow(
         return _grow_forced(logits, extend, shape, vocabulary)
     if isinstance(shape, DynamicTree):
         return _grow_dynamic(logits, extend, shape, vocabulary)
+    assert not isinstance(shape.stop, Goodput)  # it said how long before the round began
     if shape.stop is not None:
         return _grow_until(shape.stop, logits, extend, shape, sampling, chance, vocabulary)
     return _grow_static(logits, extend, shape, sampling, chance, vocabulary)

@@ -10,8 +10,9 @@ from tqdm import tqdm
 
 from specdraft.data.prompts import Prompt, categories_first, encode
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.pacing import Goodput, Rounds, acceptance_rate, costs_of_tokens
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
-from specdraft.decoding.stopping import Goodput, Learned, Recording, learn_weights, price_of_a_token
+from specdraft.decoding.stopping import Learned, Recording, learn_weights
 from specdraft.evaluation.results import Request, summarize
 from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.evaluation.speedup.measure import costs
@@ -39,7 +40,7 @@ class Pilot:
         as drafting costs nothing then."""
         best = StaticTree.chain(draft_tokens(AUTO))
         if way.drafter.draws and way.drafter.rates_hold:
-            model = self._model(way, temperature)
+            model = self._model(way, temperature, self._requests(way, temperature))
             most = None if model is None else model.best(1)
             best = StaticTree.chain(1 if most is None else most.tokens)
         return replace(best, sampled=isinstance(way.shape, StaticTree) and way.shape.sampled)
@@ -52,9 +53,9 @@ class Pilot:
             return shape
         about = f"{way.name}, T={temperature:g}"
         if isinstance(stop, Goodput):
-            stop = replace(stop, price=self._price(way, shape, temperature))
-            self.recorded.setdefault("token_prices", {})[about] = stop.price
-        if isinstance(stop, Goodput | Learned) and stop.weights is None:
+            stop = self._measured(stop, way, shape, temperature)
+            self.recorded.setdefault("draft_costs", {})[about] = stop.costs
+        if isinstance(stop, Learned) and stop.weights is None:
             stop = replace(stop, weights=self._weights(way, shape, temperature))
             self.recorded.setdefault("stop_weights", {})[about] = stop.weights
         return replace(shape, stop=stop)
@@ -70,20 +71,23 @@ class Pilot:
         found = torch.cat(recording.found).cpu().unflatten(0, (-1, shape.depth))[whole]  # [rounds, levels, 4]
         return learn_weights(found.flatten(0, 1), torch.stack(accepted)[whole].flatten())
 
-    def _price(self, way: Way, shape: StaticTree, temperature: float) -> float:
-        """What a token has to bring: ``Goodput.price``. Of a draft that is never accepted no token pays."""
-        model = self._model(replace(way, shape=replace(shape, stop=None)), temperature)
-        most = None if model is None else model.best(1)
-        if model is None or most is None:
-            return 1.0
+    def _measured(self, stop: Goodput, way: Way, shape: StaticTree, temperature: float) -> Goodput:
+        """With what drafted tokens cost, and how often they are accepted. Where none was, none pays."""
+        way = replace(way, shape=replace(shape, stop=None))
+        requests = self._requests(way, temperature)
+        model = self._model(way, temperature, requests)
+        if model is None:
+            return replace(stop, costs=(1.0, 1.0), expected=0.0)
         chains = [each for each in model.predictions if (each.batch_size, each.kind) == (1, "chain")]
         rounds = {each.tokens: each.draft_seconds + each.verify_seconds for each in chains}
-        return price_of_a_token(most.speedup, model.target_step_seconds[1], rounds)
+        judged = [Rounds(each.drafted.drafted, each.drafted.accepted) for each in requests]
+        costs = costs_of_tokens(model.target_step_seconds[1], rounds)
+        return replace(stop, costs=costs, expected=acceptance_rate(judged))
 
-    def _model(self, way: Way, temperature: float) -> CostModel | None:
-        """What chains of up to ``way.shape``'s length promise, and the times of the steps, by a pilot. None if nothing
-        was accepted."""
-        requests, settings = self._requests(way, temperature), self.settings
+    def _model(self, way: Way, temperature: float, requests: list[Request]) -> CostModel | None:
+        """What chains of up to ``way.shape``'s length promise, and the times of the steps, by a pilot's ``requests``.
+        None if nothing was accepted."""
+        settings = self.settings
         result = summarize(requests, way.name, temperature, way.shape.depth)
         sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
         found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)

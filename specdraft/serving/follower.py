@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdraft.decoding.pacing import WINDOW, Rounds
 from specdraft.decoding.passes import Texts
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
@@ -35,12 +36,16 @@ class Follower:
         self.shape, self.limit, self.device = shape, limit, device
         self.drafting = drafter.drafting(rows, limit + 1 + shape.num_places)
         self.texts: list[Ids] = []  # by row of ``drafting``, with all that it was told
+        self.rounds: list[Rounds] = []  # the last ones of each, as far as the engine says of them
 
     @torch.inference_mode()
     def drafts(self, texts: Sequence[Ids], emitted: Sequence[int]) -> list[list[int]]:
         """Drafts by the engine's rows. texts: all tokens of each. emitted: how many of them are new, at the end; 0: of
         a prompt that is not read to its end, for which nothing is drafted."""
         rows = self._found_again(texts, emitted)
+        for rounds, row in zip(self.rounds, rows, strict=True):
+            if row is not None:  # one of the emitted tokens is the target's own
+                rounds.accepted.append(min(emitted[row] - 1, rounds.drafted[-1]))
         for place in reversed(range(len(rows))):
             if rows[place] is None:
                 self._drop(place)
@@ -53,11 +58,15 @@ class Follower:
             if count and row not in going:
                 self.drafting.begin(len(going), int(text[0]))
                 self._advance([text], [len(text) - 1], len(going))
+                self.rounds.append(Rounds([], []))
                 going.append(row)
         self.texts = [texts[row].copy() for row in going]
         found: list[list[int]] = [[] for _ in texts]
         for row, draft in zip(going, self._draft(), strict=True):
             found[row] = draft
+        for rounds, row in zip(self.rounds, going, strict=True):
+            rounds.drafted.append(len(found[row]))
+            del rounds.drafted[: -WINDOW - 1], rounds.accepted[:-WINDOW]
         return found
 
     def _found_again(self, texts: Sequence[Ids], emitted: Sequence[int]) -> list[int | None]:
@@ -77,8 +86,9 @@ class Follower:
     def _drop(self, place: int) -> None:
         last = len(self.texts) - 1
         self.drafting.drop(place, last, len(self.texts[last]))
-        self.texts[place] = self.texts[last]
+        self.texts[place], self.rounds[place] = self.texts[last], self.rounds[last]
         self.texts.pop()
+        self.rounds.pop()
 
     def _advance(self, texts: Sequence[Ids], counts: Sequence[int], first: int) -> None:
         """Tell the drafter the last ``counts`` tokens of texts that lie in its rows from ``first`` on."""
@@ -93,10 +103,11 @@ class Follower:
     def _draft(self) -> list[list[int]]:
         lengths = [len(text) for text in self.texts]
         room = self.limit - min(lengths, default=self.limit)
-        if room < 1:
+        shape = self.shape.truncate(room).paced(self.rounds) if room > 0 else None
+        if shape is None:
             return [[] for _ in lengths]
         texts = Texts(self._tensor(lengths), max(lengths))
-        trees = self.drafting.draft(texts, self.shape.truncate(room), Sampling(), None)
+        trees = self.drafting.draft(texts, shape, Sampling(), None)
         trees = trees.truncate(self.limit - texts.lengths)
         alive = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool)).sum(-1)  # [B]
         told = torch.cat([alive[:, None], trees.tokens], dim=1).tolist()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from specdraft.decoding.pacing import Goodput
 from specdraft.decoding.stopping import Stop
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import load_drafter
@@ -45,7 +46,7 @@ class ProposerSettings:
         """What ``read`` reads, without what is left as it is."""
         return {KEY: {name: value for name, value in asdict(self).items() if value != getattr(type(self), name)}}
 
-    def build(self) -> tuple[Drafter, Stop | None]:
+    def build(self) -> tuple[Drafter, Stop | Goodput | None]:
         """The drafter (fp32, CPU, eval mode) and its rule. Raises UserError unless it is one drafter, reads the text
         alone, and has distributions if a rule is to look at them; and as its parts do."""
         if (self.drafter is None) == (self.checkpoint is None):

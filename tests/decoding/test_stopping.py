@@ -4,8 +4,7 @@ The test of chance is repeated with a draft that drops tokens for what they are,
 """
 
 import math
-from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,13 +18,10 @@ from specdraft.decoding.shapes import StaticTree
 from specdraft.decoding.stopping import (
     Confidence,
     EntropyBound,
-    Goodput,
     Learned,
     Recording,
-    Stop,
     evidence,
     learn_weights,
-    price_of_a_token,
 )
 from specdraft.errors import UserError
 from tests.chance import REJECTED
@@ -35,25 +31,10 @@ from tests.decoding.trees import chance
 DRAWS, FEW = 20000, 4000
 
 
-@dataclass(frozen=True)
-class FourByFour:
-    """A rule for requests side by side, where four at a time are."""
-
-    stop: Stop
-
-    def __call__(self, q, kept):
-        return torch.cat([self.stop(*four) for four in zip(q.split(4), kept.split(4), strict=True)])
-
-    def __str__(self):
-        return f"{self.stop}, four by four"
-
-
 STOPS = [
     Confidence(0.5),
     Confidence(0.3, joint=True),
     EntropyBound(0.2, 0.45),
-    FourByFour(Goodput(0.35)),
-    FourByFour(Goodput(0.3, (0.0, 1.5, -0.3, 0.8))),
 ]
 STOPS += [Learned(0.45, (0.5, 1.5, -0.5, 0.8))]
 
@@ -71,29 +52,6 @@ def test_entropy_bound():
     bound = 1 - math.sqrt(0.2 * math.log(2))
     assert EntropyBound(0.2, bound + 1e-4)(q, torch.ones(2)).tolist() == [True, False]
     assert EntropyBound(0.2, bound - 1e-4)(q, torch.ones(2)).tolist() == [False, False]
-
-
-def test_goodput_is_of_all_requests():
-    q = torch.tensor([[0.6, 0.4, 0.0], [0.45, 0.3, 0.25]])
-    kept = torch.tensor([0.5, 1.0])  # the next tokens bring 0.3 and 0.45
-    assert Goodput(0.37)(q, kept).tolist() == [False, False]
-    assert Goodput(0.38)(q, kept).tolist() == [True, True]
-    assert Goodput(0.38)(q[1:], kept[1:]).tolist() == [False]
-    assert Goodput()(q, kept).tolist() == [False, False]
-    assert str(Goodput()) == "while a token pays" and str(Goodput(0.38)) == "while a token brings 0.38"
-    with pytest.raises(UserError, match="a price of -1 tokens"):
-        Goodput(-1)
-
-
-def test_goodput_takes_the_chance_that_was_learned():
-    q, kept = torch.tensor([[0.6, 0.4], [0.45, 0.55]]), torch.tensor([0.5, 1.0])
-    weights = [0.3, 1.5, -0.2, 0.7]
-    mean = float((evidence(q, kept) @ torch.tensor(weights)).sigmoid().mean())
-    for above in (1e-4, -1e-4):
-        assert Goodput(mean + above, weights)(q, kept).tolist() == [above > 0] * 2
-    assert hash(Goodput(0.1, weights)) == hash(Goodput(0.1, tuple(weights)))
-    with pytest.raises(UserError, match="by 1 learned weights: expected 4"):
-        Goodput(0.1, [1.0])
 
 
 def test_learned_is_a_logistic_regression():
@@ -137,53 +95,6 @@ def test_a_recording_ends_nothing():
     q, kept = torch.tensor([[0.9, 0.1], [0.5, 0.5]]), torch.tensor([1.0, 1e-9])
     assert recording(q, kept).tolist() == [False, False]
     assert torch.equal(recording.found[0], evidence(q, kept)) and hash(recording) == id(recording)
-
-
-def test_the_price_of_a_token():
-    assert price_of_a_token(1.5, 2.0, {1: 3.0, 3: 3.5, 5: 4.6}) == pytest.approx(1.5 * 0.2)  # to begin takes 0.6 more
-    assert price_of_a_token(0.8, 1.0, {2: 1.4, 4: 1.8}) == pytest.approx(0.2)  # plain steps bring more than drafts
-    assert price_of_a_token(1.5, 1.0, {4: 1.8}) == pytest.approx(1.5 * 0.2)
-    assert price_of_a_token(1.5, 1.0, {1: 1.2, 2: 1.1}) == 0.0
-
-
-@pytest.mark.parametrize("certainty", [0.5, 0.8, 0.95])
-@pytest.mark.parametrize(("entry", "gain"), [(0.0, 1.02), (0.3, 1.005)])
-def test_no_chain_of_fixed_length_is_faster_than_one_that_ends_at_its_price(certainty, entry, gain):
-    """By enumeration, where a place is easy (a token is right with probability 0.95) or hard (0.2), and stays so with
-    probability ``certainty``: tokens in the time of a plain step, where a drafted one takes 0.15 of it, and the first
-    ``entry`` more."""
-    cost, longest, right = 0.15, 8, {"easy": 0.95, "hard": 0.2}
-
-    def taken(drafted):
-        return 1 + cost * drafted + entry * (drafted > 0)
-
-    def rate(ends):
-        tokens = seconds = 0.0
-        for chances, weight in places(longest, certainty, right):
-            joint, drafted = 1.0, 0
-            while drafted < longest and not ends(joint * chances[drafted], drafted):
-                joint *= chances[drafted]
-                tokens += weight * joint
-                drafted += 1
-            tokens += weight
-            seconds += weight * taken(drafted)
-        return tokens / seconds
-
-    fixed = {k: rate(lambda _, drafted, k=k: drafted == k) for k in range(1, longest + 1)}
-    best = max(fixed, key=fixed.get)
-    stop = Goodput(price_of_a_token(fixed[best], 1.0, {k: taken(k) for k in fixed}))
-
-    def ends(joint, _):
-        return bool(stop(torch.tensor([[joint, 0.0]], dtype=torch.float64), torch.ones(1, dtype=torch.float64)))
-
-    assert rate(ends) > gain * fixed[best]
-
-
-def places(longest, certainty, right):
-    """Every sequence of ``longest`` easy and hard places: the chances of a token there, and its probability."""
-    for kinds in product(right, repeat=longest):
-        stays = [certainty if one == other else 1 - certainty for one, other in pairwise(kinds)]
-        yield [right[kind] for kind in kinds], math.prod(stays) / 2
 
 
 @pytest.mark.parametrize("rule", [rules.rejection_sampling, block_verification], ids=rules.describe)
@@ -243,15 +154,6 @@ def test_drafts_end_where_all_requests_do(target, answers, untrained):
         if batch_size == 1:
             alone = [each.drafted for each in found]
     assert [each.drafted for each in found] == alone
-
-
-def test_requests_that_end_together_have_the_targets_tokens(target, answers, untrained):
-    stop = Goodput(2e-3)
-    found = Decoder(target, untrained(target), StaticTree.chain(6, stop=stop)).generate_batch(
-        answers.prompts[:12], 24, 5
-    )
-    assert [each.tokens for each in found] == [tokens[:24] for tokens in answers.continuations[:12]]
-    assert len({drafted for each in found for drafted in each.drafted}) > 1
 
 
 def test_nothing_is_read_for_a_level_that_nobody_drafts(target, untrained, monkeypatch):

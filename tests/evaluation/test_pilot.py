@@ -1,12 +1,13 @@
-"""What is measured by a few drafts before an evaluation: lengths that pay, prices of tokens, weights of a rule."""
+"""What is measured by a few drafts before an evaluation: lengths that pay, costs of tokens, weights of a rule."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
+from specdraft.decoding.pacing import Goodput
 from specdraft.decoding.shapes import StaticTree
-from specdraft.decoding.stopping import Goodput, Learned
+from specdraft.decoding.stopping import Learned
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import CostSettings, evaluate
@@ -47,21 +48,22 @@ def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expecte
     assert f"draft_model, K = {expected}: draft acceptance rate" in table(evaluation)
 
 
-def test_drafts_end_at_the_price_that_was_measured(target, prompts, monkeypatch):
+def test_drafts_are_as_long_as_what_was_measured_says(target, prompts, monkeypatch):
     measured(monkeypatch, 0.1)
     torch.manual_seed(0)
     drafter = DraftModel.for_target(target, copy_layers=4)
     settings = replace(SETTINGS, shape=StaticTree.chain(8, stop=Goodput()), temperatures=(0.0,))
     compare = {"prompt_lookup": PromptLookup()}
     seen = []
-    monkeypatch.setattr(Goodput, "__call__", lambda stop, q, kept: seen.append((stop.price, stop.weights)) or kept < -1)
+    monkeypatch.setattr(Goodput, "tokens", lambda stop, rounds, most: seen.append(stop.costs) or 2)
     evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
-    price = evaluation.settings["token_prices"]["draft_model, T=0"]
-    assert list(evaluation.settings["token_prices"]) == ["draft_model, T=0"]
-    weights = evaluation.settings["stop_weights"]["draft_model, T=0"]
-    assert set(seen) == {(price, tuple(weights))} and len(weights) == 4
-    assert 0.0999 < price < 0.9  # a tenth of a step, times what is gained with the best chain, nine tokens at most
-    assert evaluation.settings["draft_tree"] == "chain of 8, while a token pays"
+    ((name, costs),) = evaluation.settings["draft_costs"].items()  # a look-up costs nothing
+    assert name == "draft_model, T=0" and set(seen) == {costs, None}
+    assert costs == pytest.approx((0.1, 0.1))
+    assert (
+        set(evaluation.results[0].counts.to_dict())
+        and evaluation.settings["draft_tree"] == "chain of 8, as long as pays"
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.pacing import Goodput
 from specdraft.decoding.shapes import StaticTree
 from specdraft.decoding.stopping import Confidence
 from specdraft.drafters.draft_model import DraftModel
@@ -44,6 +45,7 @@ def drafters(target):
     found = {name: (kind(), CHAIN) for name, kind in TEXT.items()}
     found["suffix, else ngram_cache"] = Hybrid(NgramCache(), Suffix()), CHAIN
     found["draft, while it is sure"] = draft, SURE
+    found["draft, as long as pays"] = draft, StaticTree.chain(K, sampled=False, stop=Goodput((0.3, 0.2)))
     found["pard"] = Pard.for_target(target, copy_layers=[0], mask_token=0, num_drafts=3).eval(), CHAIN
     found["suffix of the request, else draft"] = Hybrid(draft, Suffix(max_cached_requests=0)), SURE
     return found
@@ -51,6 +53,7 @@ def drafters(target):
 
 NAMES = [*TEXT, "suffix, else ngram_cache", "draft, while it is sure", "pard", "suffix of the request, else draft"]
 FORGETFUL = ["prompt_lookup", *NAMES[4:]]
+PACED = "draft, as long as pays"
 
 
 def decoded(target, drafter, shape, prompts):
@@ -72,7 +75,7 @@ def served(drafter, shape, prompts, continuations, rows=1, limit=LIMIT, **how):
     return [(each.drafted, each.accepted) for each in requests]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, PACED])
 def test_one_after_the_other_in_their_order(target, prompts, continuations, name):
     drafter, shape = drafters(target)[name]
     ours = decoded(target, drafter, shape, prompts)
@@ -86,6 +89,24 @@ def test_side_by_side_in_rows_that_move(target, prompts, continuations, name):
     drafter, shape = drafters(target)[name]
     ours = decoded(target, drafter, shape, prompts)
     assert served(drafter, shape, prompts, continuations, rows=3, part=4, swaps=True) == ours
+
+
+def test_side_by_side_all_draft_equally_many_tokens_by_what_was_accepted_of_each(target, prompts, continuations):
+    drafter, shape = drafters(target)[PACED]
+    follower = Follower(drafter, shape, len(prompts), LIMIT, torch.device("cpu"))
+    requests = [Request(*both, NEW) for both in zip(prompts, continuations, strict=True)]
+    lengths = []
+
+    def propose(sampled, sizes, ids):
+        drafts = follower.drafts([ids[row, : sizes[row]] for row in range(len(sampled))], [len(e) for e in sampled])
+        lengths.append({len(draft) for draft, emitted in zip(drafts, sampled, strict=True) if emitted})
+        for text, rounds in zip(follower.texts, follower.rounds, strict=True):
+            (request,) = (each for each in requests if each.text == text.tolist())
+            assert rounds.accepted == request.accepted
+        return drafts
+
+    serve(propose, requests, len(prompts), swaps=True)
+    assert all(len(each) <= 1 for each in lengths) and len(set.union(*lengths)) > 2
 
 
 def test_a_request_is_known_by_its_text_and_not_by_its_row(prompts, continuations, monkeypatch):

