@@ -37,9 +37,10 @@ def decode(
     target: Target, drafter: Any, sampling: Sampling, prompts: list[list[int]], tokens: int, batch: int,
     shape: StaticTree | None,
 ) -> tuple[float, float, float]:  # fmt: skip
-    """Tokens a second, and seconds a round, without the prompts' passes; how often a token was accepted."""
+    """Tokens a second, and seconds a round of a full batch, without the prompts' passes; how often a token was
+    accepted."""
     decoder = Decoder(target, drafter if shape else None, shape or 1, sampling)
-    count, rounds, seconds = 0, 0, 0.0
+    count, seconds, full = 0, 0.0, list[float]()
     waiting, judged = iter(enumerate(prompts)), list[Rounds]()
     with torch.inference_mode():
         requests = Requests(decoder, batch, max(map(len, prompts)) + tokens + decoder.num_draft_tokens + 1)
@@ -48,12 +49,16 @@ def decode(
                 number, prompt = following
                 requests.begin(number, prompt, tokens, number)
             if not requests.under_way:
-                return count / seconds, seconds / rounds, acceptance_rate(judged)
-            few = len(requests.under_way) * (1 + requests.num_read) <= FEW_TOKENS
+                return count / seconds, statistics.median(full), acceptance_rate(judged)
+            side_by_side = len(requests.under_way)
+            few = side_by_side * (1 + requests.num_read) <= FEW_TOKENS
             started = time.perf_counter()
             with limited(target.decoding_threads if few else None):
                 requests.round()
-            seconds, rounds = seconds + time.perf_counter() - started, rounds + 1
+            spent = time.perf_counter() - started
+            seconds += spent
+            if side_by_side == batch:
+                full.append(spent)
             for index in reversed(range(len(requests.under_way))):
                 result = requests.under_way[index].result
                 if len(result.tokens) >= tokens:
@@ -128,7 +133,8 @@ def main() -> None:
                 costs = ", ".join(f"{cost:.2f}" for cost in found["costs"])
                 rows.append([*row, costs, f"{found['ratio']:.2f} ({found['best']})"])
                 print_table(COLUMNS, rows)
-    print(f"\nwritten to {write_result('adaptive', vars(options), {'measured': measured})}")
+    settings = vars(options) | {"checkpoint": drafter.family}
+    print(f"\nwritten to {write_result('adaptive', settings, {'measured': measured})}")
 
 
 if __name__ == "__main__":

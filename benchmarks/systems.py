@@ -195,7 +195,7 @@ def rows_of(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
                 f"{each['acceptance_length'].get('all', 1.0):.2f}",
                 f"{each['speedup']:.2f} [{low:.2f}, {high:.2f}]",
             ]
-        rows.append([*row, f"{each['extra_bytes'] / 1e6:.1f}"])
+        rows.append([*row, f"{max(each['extra_bytes'], 0) / 1e6:.1f}"])
     temperatures = dict.fromkeys(each["temperature"] for each in found)
     columns = [column for t in temperatures for column in (f"accepted, T = {t:g}", "speed")]
     return ["", *columns, "extra MB"], rows
