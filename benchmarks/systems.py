@@ -162,7 +162,7 @@ def held(system: System, prompts: list[Prompt], options: Any) -> float:
     gc.collect()
     found = _tensor_bytes() - before + tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    watched.close()
+    del watched
     return float(found + system.weights)
 
 
