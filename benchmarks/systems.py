@@ -17,10 +17,10 @@ import specdraft.threads  # noqa: F401  # first of all
 
 import argparse
 import gc
+import math
 import re
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class Tally:
             "counts": {name: counts.to_dict() for name, counts in self.counts.items()},
             "tokens_a_second": sum(self.tokens.values()) / sum(self.seconds.values()),
             "speedup": float(_speedup(columns.sum(0, keepdim=True))[0]),
-            "speedup_interval": bootstrap_interval(columns, _speedup),
+            "speedup_interval": bootstrap_interval(columns, _speedup, bounds=(0.0, math.inf)),
         }
         if greedy:
             same = [ours == theirs for ours, theirs in zip(self.answers, plain.answers, strict=True)]
@@ -157,25 +157,14 @@ def held(system: System, prompts: list[Prompt], options: Any) -> float:
     for prompt in prompts[:-1]:
         decoder.generate(encode(tokenizer, prompt.opening), options.max_new_tokens)
     watched = decoder.watch(encode(tokenizer, prompts[-1].opening), options.max_new_tokens)
-    for _ in _but_one(watched):
-        pass
+    for generation in watched:
+        if len(generation.tokens) > options.max_new_tokens // 2:
+            break
     gc.collect()
     found = _tensor_bytes() - before + tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     del watched
     return float(found + system.weights)
-
-
-def _but_one(watched: Iterator[Generation]) -> Iterator[None]:
-    """Up to the last round but one: behind the last one nothing is under way any more."""
-    last = -1
-    for generation in watched:
-        if len(generation.tokens) == last:
-            return
-        last = len(generation.tokens)
-        yield
-        if last > 32:
-            return
 
 
 def _tensor_bytes() -> int:

@@ -216,7 +216,7 @@ class Requests:
         if self.drafting is None or self.method.shape is None or room < 1:
             return empty(len(texts.lengths), self.target.device)
         shape = self.method.shape.truncate(room)
-        if isinstance(shape, StaticTree):
+        if isinstance(shape, StaticTree) and shape.stop is not None:
             rounds = [Rounds(request.result.drafted, request.result.accepted) for request in self.under_way]
             if (paced := shape.paced(rounds)) is None:
                 return empty(len(texts.lengths), self.target.device)
