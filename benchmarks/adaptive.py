@@ -30,6 +30,7 @@ from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import load_prompts
 from specdraft.targets import Target
 
+_PILOT = 3  # turns, of whose times the middle one counts
 COLUMNS = ("batch", "T", "plain", "fixed lengths, tokens/s", "as long as pays", "costs", "beside the best fixed")
 
 
@@ -71,13 +72,15 @@ def measure(
     decoded: Callable[[StaticTree | None], tuple[float, float, float]], fixed: dict[str, StaticTree], rounds: int,
     sampled: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """All ways in turns, after a turn that finds the costs."""
+    """All ways in turns, after some turns that find the costs."""
     decoded(None)  # warms up
-    step = decoded(None)[1]
-    pilot = {shape.depth: decoded(shape) for shape in fixed.values()}
-    seconds = {length: each[1] for length, each in pilot.items()}
-    costs, expected = costs_of_tokens(step, seconds), pilot[max(pilot)][2]
-    ways = {"plain": None, **fixed, "goodput": StaticTree.chain(max(seconds), sampled, Goodput(costs, expected))}
+    ways: dict[str, StaticTree | None] = {"plain": None, **fixed}
+    pilot = [{name: decoded(shape) for name, shape in ways.items()} for _ in range(_PILOT)]
+    full = {name: statistics.median(turn[name][1] for turn in pilot) for name in ways}
+    seconds = {shape.depth: full[name] for name, shape in fixed.items()}
+    step, longest = full["plain"], list(fixed)[-1]
+    costs, expected = costs_of_tokens(step, seconds), pilot[0][longest][2]
+    ways["goodput"] = StaticTree.chain(max(seconds), sampled, Goodput(costs, expected))
 
     def rate(shape: StaticTree | None) -> float:
         return decoded(shape)[0]

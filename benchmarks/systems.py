@@ -7,10 +7,11 @@ A system is a label and what it stands for: a checkpoint or a drafter of conf/dr
 in ``early_exit(skip_layers=8)``. ``A+B`` looks up with B, else drafts with A; ``A&B`` is their ensemble; ``A<B`` a
 cascade in which B drafts for A. ``@SHAPE`` at the end is a shape of conf/decoding/shape instead of a chain.
 
-One request is decoded at a time, and up to ``--turns`` of a conversation; every system continues its own answers.
-Systems take turns on every prompt, so that a neighbor that wakes up slows all of them. At temperature 0 answers are
-compared with the plain ones. Memory is what is held while a request is under way, beyond what plain decoding holds:
-weights, keys and values, and what was learned from earlier requests.
+One request is decoded at a time, or ``--side-by-side`` so many, and up to ``--turns`` of a conversation; every system
+continues its own answers. Systems take turns on every prompt, or on every few batches of them, so that a neighbor that
+wakes up slows all of them. At temperature 0 answers are compared with the plain ones. Memory is what is held while a
+request is under way, beyond what plain decoding holds: weights, keys and values, and what was learned from earlier
+requests.
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -19,6 +20,7 @@ import argparse
 import gc
 import math
 import re
+import time
 import tracemalloc
 from collections import defaultdict
 from contextlib import ExitStack
@@ -50,6 +52,8 @@ from specdraft.targets import Target
 
 PAGE = REPOSITORY / "docs" / "which-drafter.md"
 PLAIN = "plain"
+_BATCHES = 2  # that systems decode one after the other: the last requests of a batch are few
+_FEW_OF_A_KIND = 5  # prompts of a category, below which its acceptance says little
 
 
 class System:
@@ -90,25 +94,25 @@ class System:
 
 
 class Tally:
-    """What one system did at one temperature: counts by category, answers, and tokens and seconds by prompt."""
+    """What one system did at one temperature: counts by category, answers, and tokens and seconds by group of prompts
+    that were decoded together."""
 
     def __init__(self, depth: int) -> None:
         self.counts: dict[str, AcceptanceCounts] = defaultdict(lambda: AcceptanceCounts(depth))
         self.answers: list[list[int]] = []
         self.tokens, self.seconds = defaultdict[int, int](int), defaultdict[int, float](float)
 
-    def add(self, prompt: int, category: str, generation: Generation) -> None:
+    def add(self, group: int, category: str, generation: Generation) -> None:
         """One answer."""
         if generation.drafted:
             self.counts[category].add(generation)
             self.counts["all"].add(generation)
         self.answers.append(generation.tokens)
-        self.tokens[prompt] += len(generation.tokens)
-        self.seconds[prompt] += generation.prefill_seconds + generation.decode_seconds
+        self.tokens[group] += len(generation.tokens)
 
     def to_dict(self, plain: "Tally", greedy: bool) -> dict[str, Any]:
         """JSON-able, beside the plain answers."""
-        own, other = ([[each.tokens[p], each.seconds[p]] for p in plain.tokens] for each in (self, plain))
+        own, other = ([[each.tokens[g], each.seconds[g]] for g in plain.tokens] for each in (self, plain))
         columns = torch.tensor([[*ours, *theirs] for ours, theirs in zip(own, other, strict=True)])
         found: dict[str, Any] = {
             "acceptance_length": {name: counts.acceptance_length for name, counts in self.counts.items()},
@@ -129,22 +133,46 @@ def _speedup(columns: Tensor) -> Tensor:
     return tokens / seconds / (plain_tokens / plain_seconds)
 
 
+class Talk:
+    """A conversation under way."""
+
+    def __init__(self, number: int, prompt: Prompt, turns: int | None) -> None:
+        self.number, self.category, self.history = number, prompt.category, list(prompt.opening)
+        self.questions = iter([None, *prompt.follow_ups][:turns])
+
+    def asks(self) -> bool:
+        """Whether there is another question, which is then the last message."""
+        for question in self.questions:
+            self.history += [] if question is None else [{"role": "user", "content": question}]
+            return True
+        return False
+
+    def answered(self, said: str) -> None:
+        """The answer to it."""
+        self.history += [{"role": "assistant", "content": said}]
+
+
 def measure(systems: dict[str, System], temperature: float, prompts: list[Prompt], options: Any) -> dict[str, Tally]:
-    """All systems in turns on every prompt."""
+    """All systems in turns on every group of prompts."""
     decoders = {name: system.decoder(temperature) for name, system in systems.items()}
     tokenizer, names = systems[PLAIN].target.tokenizer, list(systems)
     tallies = {name: Tally(decoders[name].num_draft_tokens) for name in names}
-    for number, prompt in enumerate(tqdm(prompts, f"T={temperature:g}", unit="prompt")):
+    batch = options.side_by_side
+    size = 1 if batch == 1 else _BATCHES * batch
+    groups = [range(first, min(first + size, len(prompts))) for first in range(0, len(prompts), size)]
+    for group, numbers in enumerate(tqdm(groups, f"T={temperature:g}", unit="group")):
         for place in range(len(names)):
-            name = names[(number + place) % len(names)]
-            history = list(prompt.opening)
-            for question in (None, *prompt.follow_ups)[: options.turns]:
-                if question is not None:
-                    history += [{"role": "user", "content": question}]
-                answer = decoders[name].generate(encode(tokenizer, history), options.max_new_tokens, number)
-                tallies[name].add(number, prompt.category, answer)
-                said = tokenizer.decode(answer.tokens, skip_special_tokens=True)
-                history += [{"role": "assistant", "content": said}]
+            name = names[(group + place) % len(names)]
+            talks = [Talk(number, prompts[number], options.turns) for number in numbers]
+            while asking := [talk for talk in talks if talk.asks()]:
+                questions = [encode(tokenizer, talk.history) for talk in asking]
+                seeds = [talk.number for talk in asking]
+                started = time.perf_counter()
+                answers = decoders[name].generate_batch(questions, options.max_new_tokens, batch, seeds)
+                tallies[name].seconds[group] += time.perf_counter() - started
+                for talk, answer in zip(asking, answers, strict=True):
+                    tallies[name].add(group, talk.category, answer)
+                    talk.answered(tokenizer.decode(answer.tokens, skip_special_tokens=True))
     return tallies
 
 
@@ -209,6 +237,7 @@ def main() -> None:
     parser.add_argument("--per-category", type=int, help="prompts at most (default: all)")
     parser.add_argument("--limit", type=int, help="prompts at most (default: all)")
     parser.add_argument("--turns", type=int, help="of a conversation at most (default: all)")
+    parser.add_argument("--side-by-side", type=int, default=1, help="requests that are decoded together (default 1)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--num-draft-tokens", type=int, default=5)
     parser.add_argument("--docs", help="put the tables into docs/which-drafter.md, at this mark")
@@ -236,15 +265,18 @@ def main() -> None:
     settings = vars(options) | {"prompts": Path(options.prompts).name, "system": list(specs)}
     path = write_result("systems", settings, {"prompts": len(prompts), "categories": categories, "found": found})
     if options.docs:
+        together = (
+            f"{options.side_by_side} requests side by side" if options.side_by_side > 1 else "one request at a time"
+        )
         turns = "all turns" if options.turns is None else f"{options.turns} turn(s)"
         said = (
             f"Chains of {options.num_draft_tokens} unless it says otherwise, {len(prompts)} prompts of "
             f"`{Path(options.prompts).name}`, {turns}, answers of up to {options.max_new_tokens} tokens, "
-            f"one request at a time: tokens a round, speed beside plain decoding with 95 % intervals over prompts, and "
+            f"{together}: tokens a round, speed beside plain decoding with 95 % intervals, and "
             f"what is held beyond it; all figures in `benchmarks/results/{path.name}`."
         )
         tables = [rows_of(found)]
-        if len(categories) > 2:
+        if len(categories) > 2 and len(prompts) >= _FEW_OF_A_KIND * (len(categories) - 1):
             by_t = [[each for each in found if each["temperature"] == t] for t in options.temperatures]
             tables += [by_category(each, categories) for each in by_t]
         put_into_page(PAGE, options.docs, said, tables)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdraft.attention import shared_attention
+from specdraft.attention import for_layers, shared_attention
 
 
 def given(heads, shared, tokens, dtype=torch.float64):
@@ -41,3 +41,15 @@ def test_keys_that_are_hidden_do_not_matter():
     before = shared_attention(query, keys, values, mask)
     keys[:, :, 5], values[:, :, 5] = 1e3, 1e3
     torch.testing.assert_close(shared_attention(query, keys, values, mask), before)
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(6, 3), (4, 1), (5, 5)])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_mask_made_once_for_all_layers_says_the_same(heads, shared, tokens):
+    query, keys, values, mask = given(heads, shared, tokens)
+    expected = shared_attention(query, keys, values, mask)
+    made = for_layers(mask, shared, query.dtype)
+    assert made.shape == (3, 1, tokens if tokens == 1 else shared * tokens, 11)
+    assert torch.equal(shared_attention(query, keys, values, made), expected)
+    others = for_layers(mask, 2 * shared, query.dtype)  # of a model whose other layers share keys among more heads
+    assert torch.equal(shared_attention(query, keys, values, others), expected)

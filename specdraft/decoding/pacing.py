@@ -31,8 +31,9 @@ class Rounds(NamedTuple):
 class Goodput:
     """As many tokens as are most worth their time, by what was accepted lately (SmartSpec, 2406.14066, section 4: the
     length of greatest goodput by a moving average of acceptance). ``costs``: what the first drafted token takes,
-    drafted and verified, and what each further one, in plain steps; None: not known yet, and all are drafted.
-    ``expected``: how often a token is accepted where those before it were, before anything is known.
+    drafted and verified, what the second takes, and so on, in plain steps; the last one holds for all further tokens;
+    None: not known yet, and all are drafted. ``expected``: how often a token is accepted where those before it were,
+    before anything is known.
 
     How likely a token is reached and accepted is counted over the last rounds of each request, the newer the more, and
     of all of them where a request tells little. A token is drafted if it brings more than its time would bring with
@@ -45,8 +46,8 @@ class Goodput:
         if not 0 <= self.expected <= 1:
             raise UserError(f"a token is expected to be accepted with {self.expected}: expected a number from 0 to 1")
         if self.costs is not None:
-            if len(self.costs) != 2 or not min(self.costs) >= 0:
-                wanted = "two numbers of at least 0, in plain steps: of the first token, and of each further one"
+            if not self.costs or not all(cost >= 0 for cost in self.costs):
+                wanted = "numbers of at least 0, in plain steps: of the first token, the second, ..., each further one"
                 raise UserError(f"a draft is to be as long as pays with costs {list(self.costs)}: expected {wanted}")
             object.__setattr__(self, "costs", tuple(map(float, self.costs)))  # a list has no hash
 
@@ -54,8 +55,8 @@ class Goodput:
         """How many tokens to draft for each of the requests next, 0 to ``most``."""
         if self.costs is None or not requests:
             return most
-        first, more = self.costs
-        cost = np.concatenate([[0.0], first + more * np.arange(most)])  # of 0 to K tokens
+        further = [self.costs[-1]] * (most - len(self.costs))
+        cost = np.cumsum([0.0, *self.costs[:most], *further])  # of 0 to K tokens
         each, shared = _chances(requests, most, self.expected)
         elsewhere = _gains(shared, 1.0) / (1.0 + cost)
         return int(np.argmax(_gains(each, 0.0) - elsewhere.max() * cost))
@@ -63,21 +64,26 @@ class Goodput:
     @property
     def lacks(self) -> str | None:
         """What has to be measured first, as a setting; None if it is known."""
-        wanted = "decoding.shape.stop.costs=[FIRST,FURTHER], as evaluate.py measures them (draft_costs of its results)"
+        wanted = "decoding.shape.stop.costs=[FIRST,...,FURTHER], as evaluate.py measures them (its draft_costs)"
         return wanted if self.costs is None else None
 
     def __str__(self) -> str:
         return "as long as pays"
 
 
-def costs_of_tokens(step_seconds: float, round_seconds: Mapping[int, float]) -> tuple[float, float]:
-    """``Goodput.costs`` by the seconds of a plain step, and of rounds that draft so many tokens, by their number."""
-    shortest, longest = min(round_seconds), max(round_seconds)
-    more = (round_seconds[longest] - round_seconds[shortest]) / ((longest - shortest) or 1)
-    first = round_seconds[shortest] - step_seconds - (shortest - 1) * more
-    if shortest == longest:  # nothing tells what the first one takes besides
-        first = more = (round_seconds[longest] - step_seconds) / longest
-    return max(first, 0.0) / step_seconds, max(more, 0.0) / step_seconds
+def costs_of_tokens(step_seconds: float, round_seconds: Mapping[int, float]) -> tuple[float, ...]:
+    """``Goodput.costs`` by the seconds of a plain step, and of rounds that draft so many tokens, by their number. What
+    was not measured lies on a line between its neighbors; the first tokens on that of the two shortest drafts."""
+    lengths = sorted(round_seconds)
+    more = [max(round_seconds[length] / step_seconds - 1.0, 0.0) for length in lengths]  # than a plain step
+    slope = more[0] / lengths[0]  # of a single one nothing tells what the first token takes besides
+    if len(lengths) > 1:
+        slope = max(more[1] - more[0], 0.0) / (lengths[1] - lengths[0])
+    first = max(more[0] - slope * (lengths[0] - 1), 0.0)
+    if lengths[0] > 1:
+        lengths, more = [1, *lengths], [first, *more]
+    whole = np.maximum.accumulate(np.interp(np.arange(1, lengths[-1] + 1), lengths, more))
+    return tuple(np.diff(whole, prepend=0.0).tolist())
 
 
 def acceptance_rate(requests: Sequence[Rounds]) -> float:

@@ -194,11 +194,11 @@ class LanguageModel:
         if visible is None and held and ids.shape[1] > 1 and takes_masks(self.config):
             # What transformers would work out from the lengths, in a tenth of the operations.
             visible = torch.arange(size, device=ids.device) <= places[..., None]
-        masks = None if visible is None else attention_masks(self.config, visible, positions, places, self.dtype)
-        # A prompt's pass is long, and of another length each time: nothing to compile.
-        arguments = ids, positions, masks, cache, tuple(layers)
         cached = self.device.type == "cpu" and (held or visible is not None)
         with stepping(self.config) if cached else nullcontext():
+            masks = None if visible is None else attention_masks(self.config, visible, positions, places, self.dtype)
+            arguments = ids, positions, masks, cache, tuple(layers)
+            # A prompt's pass is long, and of another length each time: nothing to compile.
             if not held or not is_active():
                 return Features(*self._forward(*arguments))
             with self._made_for_graphs():

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdraft.attention import for_layers
 from specdraft.errors import UserError
+from specdraft.targets.packed_attention import STEPS
 
-_MASKED = ("sdpa", "eager")
+_MASKED = ("sdpa", "eager", STEPS)
 _WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
@@ -33,7 +35,7 @@ def attention_masks(
     if not kinds:
         # Without layer types, a window holds for every layer.
         kinds = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
-    masks = {kind: _form(_within(config, kind, visible, positions, places), implementation, dtype) for kind in kinds}
+    masks = {kind: _form(_within(config, kind, visible, positions, places), config, dtype) for kind in kinds}
     return masks if len(masks) > 1 else masks[kinds[0]]
 
 
@@ -50,8 +52,11 @@ def _within(config: Any, kind: str, visible: Tensor, positions: Tensor, places: 
     return visible & (positions[..., None] - keys[:, None] < size)
 
 
-def _form(visible: Tensor, implementation: str, dtype: torch.dtype) -> Tensor:
+def _form(visible: Tensor, config: Any, dtype: torch.dtype) -> Tensor:
     mask = visible[:, None]  # [B, 1, n, S]
-    if implementation == "sdpa":
+    if config._attn_implementation == STEPS:
+        heads = config.num_attention_heads
+        return for_layers(mask, heads // (getattr(config, "num_key_value_heads", None) or heads), dtype)
+    if config._attn_implementation == "sdpa":
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)

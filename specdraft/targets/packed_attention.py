@@ -21,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from specdraft.attention import shared_attention
 
 _NAME = "specdraft"
-_STEPS = "specdraft_steps"
+STEPS = "specdraft_steps"  # what the configuration says within ``stepping``
 
 
 def is_plain(config: Any) -> bool:
@@ -58,7 +58,7 @@ def attending(config: Any, attend: Attend) -> Iterator[dict[str, Any]]:
 
 def stepping(config: Any) -> AbstractContextManager[None]:
     """Within, the model of ``config`` attends by ``shared_attention``, where torch's attention is what it asks for."""
-    return _implementation(config, _STEPS) if config._attn_implementation == "sdpa" else nullcontext()
+    return _implementation(config, STEPS) if config._attn_implementation == "sdpa" else nullcontext()
 
 
 @contextmanager
@@ -116,11 +116,11 @@ def _step(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls and reads it; attention_mask: bool ``[B, 1, n, S]``."""
+    """As transformers calls and reads it; attention_mask: as ``shared_attention`` takes it."""
     return shared_attention(query, key, value, attention_mask, scaling), None
 
 
 AttentionInterface.register(_NAME, _attend)
-AttentionInterface.register(_STEPS, _step)
+AttentionInterface.register(STEPS, _step)
 AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
-AttentionMaskInterface.register(_STEPS, sdpa_mask)  # where no mask is given: windows ask for one
+AttentionMaskInterface.register(STEPS, sdpa_mask)  # where no mask is given: windows ask for one

@@ -41,6 +41,8 @@ def test_free_tokens_are_all_drafted_and_dear_ones_are_not():
     assert Goodput((0.0, 0.0)).tokens(often, 6) == 6
     assert Goodput((9.0, 9.0)).tokens(often, 6) == 0
     assert Goodput((2.0, 0.0)).tokens([rounds(*[(6, 1)] * 24)], 6) == 0  # to begin is too dear, though the rest is free
+    assert Goodput((0.1, 0.0, 0.0, 9.0, 0.0)).tokens(often, 6) == 3  # where a device computes four in the time of two
+    assert Goodput((0.1,)).tokens(often, 6) == Goodput((0.1,) * 6).tokens(often, 6)  # the last holds for all further
 
 
 def test_of_many_requests_the_mean_decides():
@@ -73,17 +75,18 @@ def test_what_is_expected_decides_before_anything_is_known():
         Goodput(COSTS, 1.5)
 
 
-@pytest.mark.parametrize("costs", [[0.1], [0.1, -0.2], [math.nan, 0.1]])
+@pytest.mark.parametrize("costs", [[], [0.1, -0.2], [0.1, math.nan]])
 def test_bad_costs_are_refused(costs):
-    with pytest.raises(UserError, match="two numbers of at least 0, in plain steps"):
+    with pytest.raises(UserError, match="numbers of at least 0, in plain steps"):
         Goodput(costs)
 
 
-def test_costs_of_the_first_token_and_of_others():
-    assert costs_of_tokens(2.0, {1: 3.0, 3: 3.8, 5: 4.6}) == pytest.approx((0.5, 0.2))
-    assert costs_of_tokens(1.0, {2: 1.7, 4: 2.1}) == pytest.approx((0.5, 0.2))
-    assert costs_of_tokens(1.0, {4: 1.8}) == pytest.approx((0.2, 0.2))
+def test_costs_of_each_token():
+    assert costs_of_tokens(2.0, {1: 3.0, 3: 3.8, 4: 5.6}) == pytest.approx((0.5, 0.2, 0.2, 0.9))
+    assert costs_of_tokens(1.0, {2: 1.7, 4: 2.1}) == pytest.approx((0.5, 0.2, 0.2, 0.2))
+    assert costs_of_tokens(1.0, {4: 1.8}) == pytest.approx((0.2,) * 4)
     assert costs_of_tokens(1.0, {1: 0.9, 2: 0.8}) == (0.0, 0.0)
+    assert costs_of_tokens(1.0, {1: 1.5, 2: 1.4, 3: 1.6}) == pytest.approx((0.5, 0.0, 0.1))  # chance makes none cheaper
 
 
 @pytest.mark.parametrize("requests", [1, 4, 16])

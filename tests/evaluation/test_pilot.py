@@ -59,7 +59,7 @@ def test_drafts_are_as_long_as_what_was_measured_says(target, prompts, monkeypat
     evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
     ((name, costs),) = evaluation.settings["draft_costs"].items()  # a look-up costs nothing
     assert name == "draft_model, T=0" and set(seen) == {costs, None}
-    assert costs == pytest.approx((0.1, 0.1))
+    assert costs == pytest.approx((0.1,) * 8)
     assert (
         set(evaluation.results[0].counts.to_dict())
         and evaluation.settings["draft_tree"] == "chain of 8, as long as pays"

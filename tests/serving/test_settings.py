@@ -62,7 +62,10 @@ def test_settings_that_are_none(additional):
         ({"drafter": ENTROPY}, "EntropyBound does not draft"),
         ({"drafter": SUFFIX, "stop": ENTROPY}, "suffix has no distributions for a rule"),
         ({"checkpoint": "draft", "stop": UNLEARNED}, r"expected decoding\.shape\.stop\.weights="),
-        ({"checkpoint": "draft", "stop": UNMEASURED}, r"expected decoding\.shape\.stop\.costs=\[FIRST,FURTHER\]"),
+        (
+            {"checkpoint": "draft", "stop": UNMEASURED},
+            r"decoding\.shape\.stop\.costs=\[FIRST,\.\.\.,FURTHER\]",
+        ),
         ({"drafter": {"_target_": "specdraft.drafters.suffix.Sufix"}}, "cannot be built .*has no attribute"),
         ({"drafter": {"_target_": "nowhere.Suffix"}}, "cannot be built .*No module"),
         ({"drafter": {"max_tree_depth": 3}}, "cannot be built"),
