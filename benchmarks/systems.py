@@ -63,7 +63,9 @@ class System:
         self.target, self.shape = target, StaticTree.chain(num_draft_tokens)
         spec, _, shape = spec.partition("@")
         if shape:
-            self.shape = instantiate(OmegaConf.load(REPOSITORY / "conf/decoding/shape" / f"{shape}.yaml"))
+            named = OmegaConf.load(REPOSITORY / "conf/decoding/shape" / f"{shape}.yaml")
+            settings = {"decoding": {"num_draft_tokens": num_draft_tokens}, "shape": named}
+            self.shape = instantiate(OmegaConf.create(settings).shape)
         first, *parts = re.split(r"([+&<])(?![^(]*\))", spec)
         found: dict[str, Any] = {"drafters": [self._part(first)]}
         for kind, part in zip(parts[::2], parts[1::2], strict=True):

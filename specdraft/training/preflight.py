@@ -34,6 +34,13 @@ PRECISIONS = (
     *("32", "bf16", "16", "64", "transformer-engine", "transformer-engine-float16"),
 )
 
+# Parts of the configuration that no run is without, and what leaves out what they are about.
+_SECTIONS = {
+    "evaluation": "; evaluate=false leaves it out",
+    "live": "; live.every_n_steps=0 measures after the last step only",
+    **dict.fromkeys(("trainer", "data", "decoding", "checkpoint", "guard", "planning"), ""),
+}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -49,6 +56,11 @@ class Run:
 def prepare_run(config: DictConfig) -> Run:
     """Check everything that can be checked now, claim the GPU and the run directory, and seed. Raises UserError for
     what cannot work, before anything is loaded, computed or written over."""
+    for name, instead in _SECTIONS.items():
+        if not isinstance(config.get(name), DictConfig):
+            raise UserError(
+                f"{name} is {config.get(name)}: expected its settings, as conf/train.yaml has them{instead}"
+            )
     evaluation = EvaluationSettings.from_config(config.decoding, config.seed)
     cost = None if config.evaluation.cost_model is None else CostSettings(**config.evaluation.cost_model)
     directory = Path(HydraConfig.get().runtime.output_dir)

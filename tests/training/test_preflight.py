@@ -32,6 +32,19 @@ def test_settings_are_checked_first(composed, override, sentence):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
+        ("evaluation=null", "evaluation is null: expected its settings, .*; evaluate=false leaves it out"),
+        ("live=null", "live is null: expected its settings, .*every_n_steps=0 measures after the last step only"),
+        ("guard=null", "guard is null: expected its settings, as conf/train.yaml has them$"),
+    ],
+)
+def test_parts_of_the_configuration_are_not_left_out(composed, override, sentence):
+    with pytest.raises(UserError, match=sentence):
+        preflight.prepare_run(composed(override))
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
         ("accelerator=tpu", "trainer.accelerator is tpu: expected auto, cpu or gpu"),
         ("accelerator=gpu", "trainer.accelerator is gpu, and torch finds no GPU here"),
         ("devices=0", "trainer.devices is 0 on 1 nodes: expected at least one of each"),
