@@ -1,8 +1,8 @@
 """Chains as long as pays, beside chains of every fixed length, for requests side by side.
 
 ``python benchmarks/adaptive.py CHECKPOINT``: all decode the same prompts in turns, and each answers all of them: where
-one ends the next one begins. What is not counted comes first: rounds of every fixed length, whose times say what a
-drafted token costs. Times are of the rounds, without the prompts' passes.
+one ends the next one begins. What is not counted comes first: rounds of every fixed length, of as many requests and of
+fewer, whose times say what a drafted token costs. Times are of the rounds, without the prompts' passes.
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -35,13 +35,14 @@ COLUMNS = ("batch", "T", "plain", "fixed lengths, tokens/s", "as long as pays", 
 
 
 def decode(
-    target: Target, drafter: Any, sampling: Sampling, prompts: list[list[int]], tokens: int, batch: int,
-    shape: StaticTree | None,
+    target: Target, drafter: Any, sampling: Sampling, prompts: list[list[int]], tokens: int,
+    shape: StaticTree | None, batch: int,
 ) -> tuple[float, float, float]:  # fmt: skip
     """Tokens a second, and seconds a round of a full batch, without the prompts' passes; how often a token was
-    accepted."""
+    accepted. Of some of the prompts, several for each place of the batch."""
     decoder = Decoder(target, drafter if shape else None, shape or 1, sampling)
     count, seconds, full = 0, 0.0, list[float]()
+    prompts = prompts[: max(4 * batch, 8)]
     waiting, judged = iter(enumerate(prompts)), list[Rounds]()
     with torch.inference_mode():
         requests = Requests(decoder, batch, max(map(len, prompts)) + tokens + decoder.num_draft_tokens + 1)
@@ -68,22 +69,32 @@ def decode(
                     requests.drop(index)
 
 
+def costs_of(
+    decoded: Callable[[StaticTree | None, int], tuple[float, float, float]], fixed: dict[str, StaticTree], batch: int
+) -> tuple[tuple[float, ...], float, dict[str, float]]:
+    """Of drafted tokens with so many requests side by side; how often one is accepted, and the seconds of rounds."""
+    ways: dict[str, StaticTree | None] = {"plain": None, **fixed}
+    turns = [{name: decoded(shape, batch) for name, shape in ways.items()} for _ in range(_PILOT)]
+    full = {name: statistics.median(turn[name][1] for turn in turns) for name in ways}
+    costs = costs_of_tokens(full["plain"], {shape.depth: full[name] for name, shape in fixed.items()})
+    return costs, turns[0][list(fixed)[-1]][2], full
+
+
 def measure(
-    decoded: Callable[[StaticTree | None], tuple[float, float, float]], fixed: dict[str, StaticTree], rounds: int,
-    sampled: bool,
+    decoded: Callable[[StaticTree | None, int], tuple[float, float, float]], fixed: dict[str, StaticTree], batch: int,
+    rounds: int, sampled: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """All ways in turns, after some turns that find the costs."""
-    decoded(None)  # warms up
-    ways: dict[str, StaticTree | None] = {"plain": None, **fixed}
-    pilot = [{name: decoded(shape) for name, shape in ways.items()} for _ in range(_PILOT)]
-    full = {name: statistics.median(turn[name][1] for turn in pilot) for name in ways}
-    seconds = {shape.depth: full[name] for name, shape in fixed.items()}
-    step, longest = full["plain"], list(fixed)[-1]
-    costs, expected = costs_of_tokens(step, seconds), pilot[0][longest][2]
-    ways["goodput"] = StaticTree.chain(max(seconds), sampled, Goodput(costs, expected))
+    decoded(None, batch)  # warms up
+    sizes = sorted({batch, max(batch // 4, 1)})  # as requests end, fewer are side by side
+    pilot = {size: costs_of(decoded, fixed, size) for size in sizes}
+    costs, expected = {size: each[0] for size, each in pilot.items()}, pilot[batch][1]
+    longest = max(shape.depth for shape in fixed.values())
+    goodput = StaticTree.chain(longest, sampled, Goodput(costs, expected))
+    ways: dict[str, StaticTree | None] = {"plain": None, **fixed, "goodput": goodput}
 
     def rate(shape: StaticTree | None) -> float:
-        return decoded(shape)[0]
+        return decoded(shape, batch)[0]
 
     rates = alternate({name: partial(rate, shape) for name, shape in ways.items()}, rounds)
     middle = {name: statistics.median(each) for name, each in rates.items()}
@@ -96,7 +107,7 @@ def measure(
         "best": fastest,
         "ratio": statistics.median(ratios),
     }
-    return found | {"all": rates, "step_seconds": step, "round_seconds": seconds}
+    return found | {"all": rates, "round_seconds": {size: each[2] for size, each in pilot.items()}}
 
 
 @exit_on_user_error
@@ -127,13 +138,13 @@ def main() -> None:
             sampled, sampling = temperature > 0, Sampling(temperature)
             fixed = {f"K={k}": StaticTree.chain(k, sampled) for k in range(1, options.longest + 1)}
             for batch in options.batch_sizes:
-                given = target, drafter, sampling, prompts[: max(4 * batch, 8)], options.max_new_tokens, batch
-                found = measure(partial(decode, *given), fixed, options.rounds, sampled)
+                given = target, drafter, sampling, prompts, options.max_new_tokens
+                found = measure(partial(decode, *given), fixed, batch, options.rounds, sampled)
                 measured.append({"batch_size": batch, "temperature": temperature, **found})
                 speed = found["tokens_a_second"]
                 lengths = ", ".join(f"{speed[f'K={k}']:.0f}" for k in range(1, options.longest + 1))
                 row = [str(batch), f"{temperature:g}", f"{speed['plain']:.0f}", lengths, f"{speed['goodput']:.0f}"]
-                costs = ", ".join(f"{cost:.2f}" for cost in found["costs"])
+                costs = ", ".join(f"{cost:.2f}" for cost in found["costs"][batch])
                 rows.append([*row, costs, f"{found['ratio']:.2f} ({found['best']})"])
                 print_table(COLUMNS, rows)
     settings = vars(options) | {"checkpoint": drafter.family}

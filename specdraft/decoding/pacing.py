@@ -6,7 +6,7 @@ What a rule of this kind knows are the drafts of earlier rounds and what was acc
 draft draws, so that verification stays exact at every temperature, and nothing that the device has to be waited for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -31,32 +31,35 @@ class Rounds(NamedTuple):
 class Goodput:
     """As many tokens as are most worth their time, by what was accepted lately (SmartSpec, 2406.14066, section 4: the
     length of greatest goodput by a moving average of acceptance). ``costs``: what the first drafted token takes,
-    drafted and verified, what the second takes, and so on, in plain steps; the last one holds for all further tokens;
-    None: not known yet, and all are drafted. ``expected``: how often a token is accepted where those before it were,
-    before anything is known.
+    drafted and verified, what the second takes, and so on, in plain steps; the last one holds for all further tokens.
+    Or such costs by the number of requests side by side, between which they lie on a line. None: not known yet, and
+    all are drafted. ``expected``: how often a token is accepted where those before it were, before anything is known.
 
     How likely a token is reached and accepted is counted over the last rounds of each request, the newer the more, and
     of all of them where a request tells little. A token is drafted if it brings more than its time would bring with
     the fixed length that is best by these counts; where none pays, nothing is drafted until the counts are old."""
 
-    costs: Sequence[float] | None = None
+    costs: Sequence[float] | Mapping[int, Sequence[float]] | None = field(default=None, hash=False)
     expected: float = 0.8
 
     def __post_init__(self) -> None:
         if not 0 <= self.expected <= 1:
             raise UserError(f"a token is expected to be accepted with {self.expected}: expected a number from 0 to 1")
-        if self.costs is not None:
-            if not self.costs or not all(cost >= 0 for cost in self.costs):
-                wanted = "numbers of at least 0, in plain steps: of the first token, the second, ..., each further one"
-                raise UserError(f"a draft is to be as long as pays with costs {list(self.costs)}: expected {wanted}")
-            object.__setattr__(self, "costs", tuple(map(float, self.costs)))  # a list has no hash
+        if self.costs is None:
+            return
+        curves = self.costs if isinstance(self.costs, Mapping) else {1: self.costs}
+        curves = {int(requests): tuple(map(float, each)) for requests, each in curves.items()}
+        if not curves or not all(each and all(cost >= 0 for cost in each) for each in curves.values()):
+            wanted = "numbers of at least 0, in plain steps: of the first token, the second, ..., each further one"
+            raise UserError(f"a draft is to be as long as pays with costs {self.costs}: expected {wanted}")
+        costs = dict(sorted(curves.items())) if isinstance(self.costs, Mapping) else curves[1]
+        object.__setattr__(self, "costs", costs)
 
     def tokens(self, requests: Sequence[Rounds], most: int) -> int:
         """How many tokens to draft for each of the requests next, 0 to ``most``."""
         if self.costs is None or not requests:
             return most
-        further = [self.costs[-1]] * (most - len(self.costs))
-        cost = np.cumsum([0.0, *self.costs[:most], *further])  # of 0 to K tokens
+        cost = _whole_costs(self.costs, len(requests), most)
         each, shared = _chances(requests, most, self.expected)
         elsewhere = _gains(shared, 1.0) / (1.0 + cost)
         return int(np.argmax(_gains(each, 0.0) - elsewhere.max() * cost))
@@ -92,6 +95,15 @@ def acceptance_rate(requests: Sequence[Rounds]) -> float:
     pairs = (pair for each in requests for pair in zip(each.drafted, each.accepted, strict=True))
     wrong = sum(accepted < drafted for drafted, accepted in pairs)
     return right / (right + wrong) if right else 0.0
+
+
+def _whole_costs(
+    costs: Sequence[float] | Mapping[int, Sequence[float]], requests: int, most: int
+) -> NDArray[np.float64]:
+    """Of 0 to ``most`` drafted tokens of so many requests side by side."""
+    curves = costs if isinstance(costs, Mapping) else {1: costs}
+    whole = [np.cumsum([0.0, *each[:most], *[each[-1]] * (most - len(each))]) for each in curves.values()]
+    return np.array([np.interp(requests, list(curves), each) for each in zip(*whole, strict=True)])
 
 
 def _gains(chances: NDArray[np.float64], at_least: float) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,6 +46,15 @@ def test_free_tokens_are_all_drafted_and_dear_ones_are_not():
     assert Goodput((0.1,)).tokens(often, 6) == Goodput((0.1,) * 6).tokens(often, 6)  # the last holds for all further
 
 
+def test_costs_by_requests_side_by_side():
+    often = rounds(*[(6, 3)] * 24)
+    stop = Goodput({16: [1.5, 1.5], 1: [0.0]})
+    assert stop == Goodput({"1": (0.0,), "16": (1.5, 1.5)}) == replace(stop) and hash(stop)  # as JSON has them
+    lengths = [stop.tokens([often] * count, 6) for count in (1, 2, 4, 8, 16, 99)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] == 6 and lengths[-1] == lengths[-2] == 0
+    assert lengths[3] == Goodput([1.5 * 7 / 15]).tokens([often] * 8, 6)  # between those measured
+
+
 def test_of_many_requests_the_mean_decides():
     sure, lost = rounds(*[(4, 4)] * 24), rounds(*[(4, 0)] * 24)
     lengths = [Goodput(COSTS).tokens([sure] * n + [lost] * (8 - n), 4) for n in range(9)]
@@ -75,7 +85,7 @@ def test_what_is_expected_decides_before_anything_is_known():
         Goodput(COSTS, 1.5)
 
 
-@pytest.mark.parametrize("costs", [[], [0.1, -0.2], [0.1, math.nan]])
+@pytest.mark.parametrize("costs", [[], [0.1, -0.2], [0.1, math.nan], {}, {1: []}, {1: [0.1], 4: [-1.0]}])
 def test_bad_costs_are_refused(costs):
     with pytest.raises(UserError, match="numbers of at least 0, in plain steps"):
         Goodput(costs)
