@@ -40,7 +40,6 @@ class Kangaroo(BorrowedHead):
 
     TITLE = "Kangaroo"
     training_options = frozenset({"sequence_mean", "divergence"})
-    residual_widths = 4
 
     def __init__(self, exit_layer: int, **shared: Any) -> None:
         """Build with random weights, the adapter's output at zero: untrained, it is the exit itself. ``shared`` is what
@@ -105,6 +104,12 @@ class Kangaroo(BorrowedHead):
         shares = None if alignment.shares is None else alignment.shares[0]
         count = len(supervised)
         return [Step(hidden[:count], asked[:count], decay.weight(0), total=alignment.counts[0], shares=shares)]
+
+    def activation_bytes(self, tokens: int, element: int) -> float:
+        """See ``Drafter``: the two norms' inputs and outputs, one of them in fp32 too, and the attention."""
+        config = self.layer_config
+        heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads + 4  # queries twice; cosines and sines
+        return float((6 * config.hidden_size + heads * config.head_dim) * tokens * element)
 
     def drafting(self, rows: int, capacity: int) -> "KangarooDrafting":
         """See ``Drafter``."""

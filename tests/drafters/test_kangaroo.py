@@ -181,3 +181,25 @@ def test_the_layer_where_it_leaves(llama):
             Kangaroo.for_target(llama, exit_layer=layer)
     with pytest.raises(UserError, match="draft_vocab_size=null"):
         Kangaroo.for_target(llama, torch.arange(5))
+
+
+@pytest.mark.parametrize("wide", [{"hidden_size": 512}, {"intermediate_size": 1024}, {"head_dim": 128}], ids=str)
+def test_activation_bytes_are_what_backward_keeps(wide):
+    """In bf16, as large targets are trained for; the target's MLP is none of it."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 8} | wide
+    target = Target.from_model(tiny_llama(vocab_size=256, context=256, num_hidden_layers=6, **sizes).bfloat16())
+    ids = torch.arange(200)[None]
+    batch = Batch(ids, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    drafter = Kangaroo.for_target(target).bfloat16()
+    feature = drafter.feature(target.features(ids, ids, drafter.layers))
+    weights, kept = {each.untyped_storage().data_ptr() for each in drafter.parameters()}, {}
+
+    def keep(tensor):
+        if tensor.numel() > 1000 and tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        drafter._unroll(align(batch, 1), feature, drafter.decay)
+    held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert drafter.activation_bytes(200, 2) == pytest.approx(held, rel=0.11)
