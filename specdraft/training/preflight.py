@@ -57,10 +57,9 @@ def prepare_run(config: DictConfig) -> Run:
     """Check everything that can be checked now, claim the GPU and the run directory, and seed. Raises UserError for
     what cannot work, before anything is loaded, computed or written over."""
     for name, instead in _SECTIONS.items():
-        if not isinstance(config.get(name), DictConfig):
-            raise UserError(
-                f"{name} is {config.get(name)}: expected its settings, as conf/train.yaml has them{instead}"
-            )
+        if not isinstance(given := config.get(name), DictConfig):
+            given = "null" if given is None else given
+            raise UserError(f"{name} is {given}: expected its settings, as conf/train.yaml has them{instead}")
     evaluation = EvaluationSettings.from_config(config.decoding, config.seed)
     cost = None if config.evaluation.cost_model is None else CostSettings(**config.evaluation.cost_model)
     directory = Path(HydraConfig.get().runtime.output_dir)
