@@ -19,7 +19,7 @@ import torch
 from common import alternate, print_table, write_result
 from specdraft.data.prompts import encode, usual_benchmark
 from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.pacing import Goodput, Rounds, acceptance_rate, costs_of_tokens
+from specdraft.decoding.pacing import Goodput, acceptance_rate, costs_of_tokens
 from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
@@ -43,7 +43,7 @@ def decode(
     decoder = Decoder(target, drafter if shape else None, shape or 1, sampling)
     count, seconds, full = 0, 0.0, list[float]()
     prompts = prompts[: max(4 * batch, 8)]
-    waiting, judged = iter(enumerate(prompts)), list[Rounds]()
+    waiting, judged = iter(enumerate(prompts)), list[tuple[int, int]]()
     with torch.inference_mode():
         requests = Requests(decoder, batch, max(map(len, prompts)) + tokens + decoder.num_draft_tokens + 1)
         while True:
@@ -64,7 +64,7 @@ def decode(
             for index in reversed(range(len(requests.under_way))):
                 result = requests.under_way[index].result
                 if len(result.tokens) >= tokens:
-                    judged.append(Rounds(result.drafted, result.accepted))
+                    judged += zip(result.drafted, result.accepted, strict=True)
                     count += tokens - 1
                     requests.drop(index)
 

@@ -1,30 +1,45 @@
 """How many tokens a round drafts, said before it begins.
 
-B = requests side by side, W = rounds that are looked back on, K = the most tokens drafted.
+B = requests side by side, K = the most tokens drafted.
 
 What a rule of this kind knows are the drafts of earlier rounds and what was accepted of them: nothing that the next
 draft draws, so that verification stays exact at every temperature, and nothing that the device has to be waited for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdraft.errors import UserError
 
-WINDOW = 48  # rounds of a request that are looked back on
-_FADES, _FADES_SHARED = 0.85, 0.97  # what a round counts beside the one after it: for its own request, and for all
+_FADES = np.array([0.85, 0.97])  # what a round counts beside the one after it: for its own request, and for all
 _SHARED = 16.0  # rounds that what all requests tell counts for each of them
 _UNSEEN = 4.0  # rounds that the acceptance rate counts that is expected before any draft was judged
 
 
-class Rounds(NamedTuple):
-    """Of one request: how many tokens each of its rounds drafted, and how many were accepted; the newest last."""
+class Rounds:
+    """What the rounds of one request tell: how often each token of a draft was tried, and how often it was right where
+    all before it were, as a draft tells nothing beyond its end. The newer a round, the more it counts."""
 
-    drafted: list[int]
-    accepted: list[int]
+    def __init__(self, judged: Iterable[tuple[int, int]] = ()) -> None:
+        """judged: how many tokens each round drafted, and how many were accepted; the newest last."""
+        self._counts = np.zeros((2, 2, 8))  # by fade, tries and hits, by token
+        for drafted, accepted in judged:
+            self.note(drafted, accepted)
+
+    def note(self, drafted: int, accepted: int) -> None:
+        """Another round."""
+        if drafted > self._counts.shape[2]:
+            self._counts = np.pad(self._counts, ((0, 0), (0, 0), (0, drafted)))
+        self._counts *= _FADES[:, None, None]
+        self._counts[:, 0, : min(drafted, accepted + 1)] += 1
+        self._counts[:, 1, : min(drafted, accepted)] += 1
+
+    def counts(self, most: int) -> NDArray[np.float64]:
+        """Tries and hits of the first K = ``most`` tokens, as they count for the request and for all: ``[2, 2, K]``."""
+        known = self._counts[:, :, :most]
+        return np.pad(known, ((0, 0), (0, 0), (0, most - known.shape[2]))) if known.shape[2] < most else known
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,9 @@ class Goodput:
 
     costs: Sequence[float] | Mapping[int, Sequence[float]] | None = field(default=None, hash=False)
     expected: float = 0.8
+    _whole: dict[tuple[int, int], NDArray[np.float64]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.expected <= 1:
@@ -59,7 +77,9 @@ class Goodput:
         """How many tokens to draft for each of the requests next, 0 to ``most``."""
         if self.costs is None or not requests:
             return most
-        cost = _whole_costs(self.costs, len(requests), most)
+        key = len(requests), most
+        if (cost := self._whole.get(key)) is None:  # asked every round, and the same
+            cost = self._whole[key] = _whole_costs(self.costs, *key)
         each, shared = _chances(requests, most, self.expected)
         elsewhere = _gains(shared, 1.0) / (1.0 + cost)
         return int(np.argmax(_gains(each, 0.0) - elsewhere.max() * cost))
@@ -89,11 +109,12 @@ def costs_of_tokens(step_seconds: float, round_seconds: Mapping[int, float]) -> 
     return tuple(np.diff(whole, prepend=0.0).tolist())
 
 
-def acceptance_rate(requests: Sequence[Rounds]) -> float:
-    """``Goodput.expected`` by judged drafts: the share that was accepted of the tokens behind accepted ones."""
-    right = sum(sum(each.accepted) for each in requests)
-    pairs = (pair for each in requests for pair in zip(each.drafted, each.accepted, strict=True))
-    wrong = sum(accepted < drafted for drafted, accepted in pairs)
+def acceptance_rate(judged: Iterable[tuple[int, int]]) -> float:
+    """``Goodput.expected`` by rounds, how many tokens each drafted and how many were accepted: the share that was
+    accepted of the tokens behind accepted ones."""
+    right = wrong = 0
+    for drafted, accepted in judged:
+        right, wrong = right + accepted, wrong + (accepted < drafted)
     return right / (right + wrong) if right else 0.0
 
 
@@ -114,22 +135,11 @@ def _gains(chances: NDArray[np.float64], at_least: float) -> NDArray[np.float64]
 def _chances(requests: Sequence[Rounds], most: int, expected: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """How likely the first 1 to K drafted tokens are all accepted, ``[K]``: in the mean over requests by the last
     rounds of each, and by those of all alike."""
-    drafted, accepted = np.zeros((2, len(requests), WINDOW), dtype=np.int64)
-    for row, rounds in enumerate(requests):
-        last = min(WINDOW, len(rounds.drafted))
-        if last:
-            drafted[row, -last:], accepted[row, -last:] = rounds.drafted[-last:], rounds.accepted[-last:]
-    levels, ages = np.arange(1, most + 1), np.arange(WINDOW)[::-1, None]
-    asked, right = drafted[..., None], accepted[..., None]
-    # Of each level how many were right where all before it were, as a draft tells nothing beyond its end.
-    reached = (levels <= asked) & (levels <= right + 1)  # [B, W, K]
-    hit = reached & (levels <= right)
-    counts = _FADES_SHARED**ages
-    tries, hits = (reached * counts).sum((0, 1)), (hit * counts).sum((0, 1))  # [K]
+    known = np.array([each.counts(most) for each in requests])  # [B, 2, 2, K]
+    tries, hits = known[:, 1].sum(0)  # [K]
     shared = (hits + _UNSEEN * expected) / (tries + _UNSEEN)
     middle = (hits.sum() + _UNSEEN * expected) / (tries.sum() + _UNSEEN)
-    counts = _FADES**ages
-    tries, hits = (reached * counts).sum(1), (hit * counts).sum(1)  # [B, K]
+    tries, hits = known[:, 0].swapaxes(0, 1)  # [B, K]
     own = (hits.sum(1) + _SHARED * middle) / (tries.sum(1) + _SHARED)  # [B], as a request is easy on all levels alike
     usual = np.minimum(own[:, None] * shared / max(middle, 1e-9), 1.0)
     each = (hits + _SHARED * usual) / (tries + _SHARED)

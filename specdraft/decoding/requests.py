@@ -34,6 +34,7 @@ class Request:
     result: Generation
     read: int = 0  # tokens in which the end of text was looked for
     divergence: list[Tensor] = field(default_factory=list)
+    rounds: Rounds = field(default_factory=Rounds)  # what a rule of how much to draft knows of it
 
     @property
     def length(self) -> int:
@@ -216,9 +217,8 @@ class Requests:
         if self.drafting is None or self.method.shape is None or room < 1:
             return empty(len(texts.lengths), self.target.device)
         shape = self.method.shape.truncate(room)
-        if isinstance(shape, StaticTree) and shape.stop is not None:
-            rounds = [Rounds(request.result.drafted, request.result.accepted) for request in self.under_way]
-            if (paced := shape.paced(rounds)) is None:
+        if isinstance(shape, StaticTree) and shape.is_paced:
+            if (paced := shape.paced([request.rounds for request in self.under_way])) is None:
                 return empty(len(texts.lengths), self.target.device)
             shape = paced
         trees = self.drafting.draft(texts, shape, self.sampling, self._chance(0, len(texts.lengths)))
@@ -281,6 +281,7 @@ class Requests:
         drafts = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))  # [B, N]
         levels = (trees.depths * drafts).amax(-1) if trees.num_nodes else verdict.accepted
         columns = torch.stack([verdict.accepted, levels, drafts.sum(-1)], dim=1)
+        paced = isinstance(self.method.shape, StaticTree) and self.method.shape.is_paced
         for index, (accepted, depth, nodes, *tokens) in enumerate(torch.cat([columns, emitted], dim=1).tolist()):
             request = self.under_way[index]
             result = request.result
@@ -294,3 +295,5 @@ class Requests:
                 result.drafted.append(depth)
                 result.accepted.append(accepted)
                 result.nodes.append(nodes)
+                if paced:
+                    request.rounds.note(depth, accepted)

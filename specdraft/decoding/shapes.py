@@ -94,7 +94,17 @@ class StaticTree:
         if not isinstance(self.stop, Goodput):
             return self
         tokens = self.stop.tokens(requests, self.depth)
-        return replace(self, stop=None).truncate(tokens) if tokens else None
+        return self._lengths[tokens - 1] if tokens else None
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether a rule says how long a draft is before its round begins."""
+        return isinstance(self.stop, Goodput)
+
+    @cached_property
+    def _lengths(self) -> list["StaticTree"]:
+        """Without its rule, as long as that may say: made once, as it is asked every round."""
+        return [replace(self, stop=None).truncate(depth) for depth in range(1, self.depth + 1)]
 
     @cached_property
     def branching(self) -> list[list[int]]:

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from specdraft.data.prompts import Prompt, categories_first, encode
 from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.pacing import Goodput, Rounds, acceptance_rate, costs_of_tokens
+from specdraft.decoding.pacing import Goodput, acceptance_rate, costs_of_tokens
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
 from specdraft.decoding.stopping import Learned, Recording, learn_weights
 from specdraft.evaluation.results import Request, summarize
@@ -80,7 +80,7 @@ class Pilot:
             return replace(stop, costs=(1.0, 1.0), expected=0.0)
         chains = [each for each in model.predictions if (each.batch_size, each.kind) == (1, "chain")]
         rounds = {each.tokens: each.draft_seconds + each.verify_seconds for each in chains}
-        judged = [Rounds(each.drafted.drafted, each.drafted.accepted) for each in requests]
+        judged = (round for each in requests for round in zip(each.drafted.drafted, each.drafted.accepted, strict=True))
         costs = costs_of_tokens(model.target_step_seconds[1], rounds)
         return replace(stop, costs=costs, expected=acceptance_rate(judged))
 

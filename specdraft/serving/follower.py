@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdraft.decoding.pacing import WINDOW, Rounds
+from specdraft.decoding.pacing import Rounds
 from specdraft.decoding.passes import Texts
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import StaticTree
@@ -36,16 +36,17 @@ class Follower:
         self.shape, self.limit, self.device = shape, limit, device
         self.drafting = drafter.drafting(rows, limit + 1 + shape.num_places)
         self.texts: list[Ids] = []  # by row of ``drafting``, with all that it was told
-        self.rounds: list[Rounds] = []  # the last ones of each, as far as the engine says of them
+        self.rounds: list[Rounds] = []  # of each, as far as the engine says of them
+        self.drafted: list[int] = []  # tokens for each in the last step
 
     @torch.inference_mode()
     def drafts(self, texts: Sequence[Ids], emitted: Sequence[int]) -> list[list[int]]:
         """Drafts by the engine's rows. texts: all tokens of each. emitted: how many of them are new, at the end; 0: of
         a prompt that is not read to its end, for which nothing is drafted."""
         rows = self._found_again(texts, emitted)
-        for rounds, row in zip(self.rounds, rows, strict=True):
+        for rounds, drafted, row in zip(self.rounds, self.drafted, rows, strict=True):
             if row is not None:  # one of the emitted tokens is the target's own
-                rounds.accepted.append(min(emitted[row] - 1, rounds.drafted[-1]))
+                rounds.note(drafted, min(emitted[row] - 1, drafted))
         for place in reversed(range(len(rows))):
             if rows[place] is None:
                 self._drop(place)
@@ -58,15 +59,13 @@ class Follower:
             if count and row not in going:
                 self.drafting.begin(len(going), int(text[0]))
                 self._advance([text], [len(text) - 1], len(going))
-                self.rounds.append(Rounds([], []))
+                self.rounds.append(Rounds())
                 going.append(row)
         self.texts = [texts[row].copy() for row in going]
         found: list[list[int]] = [[] for _ in texts]
         for row, draft in zip(going, self._draft(), strict=True):
             found[row] = draft
-        for rounds, row in zip(self.rounds, going, strict=True):
-            rounds.drafted.append(len(found[row]))
-            del rounds.drafted[: -WINDOW - 1], rounds.accepted[:-WINDOW]
+        self.drafted = [len(found[row]) for row in going]
         return found
 
     def _found_again(self, texts: Sequence[Ids], emitted: Sequence[int]) -> list[int | None]:
