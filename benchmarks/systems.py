@@ -9,7 +9,8 @@ cascade in which B drafts for A. ``@SHAPE`` at the end is a shape of conf/decodi
 
 One request is decoded at a time, or ``--side-by-side`` so many, and up to ``--turns`` of a conversation; every system
 continues its own answers. Systems take turns on every prompt, or on every few batches of them, so that a neighbor that
-wakes up slows all of them. At temperature 0 answers are compared with the plain ones. Memory is what is held while a
+wakes up slows all of them. The openings are read by the target once for all systems, and not timed: speeds are of what
+comes after them. At temperature 0 answers are compared with the plain ones. Memory is what is held while a
 request is under way, beyond what plain decoding holds: weights, keys and values, and what was learned from earlier
 requests.
 """
@@ -34,6 +35,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common import REPOSITORY, print_table, put_into_page, write_result
+from read_once import read_once
 from specdraft.data.prompts import Prompt, at_most_per_category, encode, load_prompts
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import Generation
@@ -162,20 +164,29 @@ def measure(systems: dict[str, System], temperature: float, prompts: list[Prompt
     batch = options.side_by_side
     size = 1 if batch == 1 else _BATCHES * batch
     groups = [range(first, min(first + size, len(prompts))) for first in range(0, len(prompts), size)]
+    target = systems[PLAIN].target
+    layers = [layer for system in systems.values() if system.drafter is not None for layer in system.drafter.layers]
     for group, numbers in enumerate(tqdm(groups, f"T={temperature:g}", unit="group")):
-        for place in range(len(names)):
-            name = names[(group + place) % len(names)]
-            talks = [Talk(number, prompts[number], options.turns) for number in numbers]
-            while asking := [talk for talk in talks if talk.asks()]:
-                questions = [encode(tokenizer, talk.history) for talk in asking]
-                seeds = [talk.number for talk in asking]
-                started = time.perf_counter()
-                answers = decoders[name].generate_batch(questions, options.max_new_tokens, batch, seeds)
-                tallies[name].seconds[group] += time.perf_counter() - started
-                for talk, answer in zip(asking, answers, strict=True):
-                    tallies[name].add(group, talk.category, answer)
-                    talk.answered(tokenizer.decode(answer.tokens, skip_special_tokens=True))
+        with read_once(target, layers, [encode(tokenizer, prompts[number].opening) for number in numbers]):
+            for place in range(len(names)):
+                name = names[(group + place) % len(names)]
+                talks = [Talk(number, prompts[number], options.turns) for number in numbers]
+                converse(decoders[name], talks, group, tallies[name], options)
     return tallies
+
+
+def converse(decoder: Decoder, talks: list[Talk], group: int, tally: Tally, options: Any) -> None:
+    """Hold conversations side by side, a turn of all after the other."""
+    tokenizer = decoder.target.tokenizer
+    while asking := [talk for talk in talks if talk.asks()]:
+        questions = [encode(tokenizer, talk.history) for talk in asking]
+        seeds = [talk.number for talk in asking]
+        started = time.perf_counter()
+        answers = decoder.generate_batch(questions, options.max_new_tokens, options.side_by_side, seeds)
+        tally.seconds[group] += time.perf_counter() - started
+        for talk, answer in zip(asking, answers, strict=True):
+            tally.add(group, talk.category, answer)
+            talk.answered(tokenizer.decode(answer.tokens, skip_special_tokens=True))
 
 
 def held(system: System, prompts: list[Prompt], options: Any) -> float:
