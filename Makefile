@@ -23,7 +23,7 @@ export GOMP_SPINCOUNT := 1000
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup smollm2 smollm2-conversations smollm2-head train evaluate chat export test test-slow test-kernels reference version-files mutants lint format docs parity parity-features parity-answers parity-speculators parity-suffix parity-grammar parity-sglang benchmark benchmark-peers lock clean
+.PHONY: help setup smollm2 smollm2-conversations smollm2-answers smollm2-head train evaluate chat export test test-slow test-kernels reference version-files mutants lint format docs parity parity-features parity-answers parity-speculators parity-suffix parity-grammar parity-sglang benchmark benchmark-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,14 +57,27 @@ smollm2-conversations: $(SMOLLM2) ## let SmolLM2 write more conversations for da
 	$(RUN) -m specdraft.embedded.conversations embedded://smollm2-conversations build/conversations.jsonl \
 	  specdraft/embedded/smollm2_conversations --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
 
-# Several passes over few tokens: the target reads them once, into a store.
-STORE := target=smollm2-135m data.store=build/smollm2-store
-smollm2-head: $(SMOLLM2) ## train a head on them (hours on a CPU), measure it, make it embedded://smollm2-eagle3
-	$(RUN) -m specdraft store $(STORE) dtype=bfloat16
-	$(RUN) train.py $(STORE) data.batch_size=4 trainer.max_steps=2400 live.every_n_steps=1200 \
-	  hydra.run.dir=runs/smollm2-head $(ARGS)
+# What its head learned from besides: the target's answers to questions that people wrote, which do not ship.
+COLLECTIONS := yizhongw/self-instruct openai/grade-school-math UniversalDependencies/UD_German-GSD
+HEAD_DATA := build/smollm2
+smollm2-answers: $(SMOLLM2) ## let SmolLM2 answer questions that people wrote, cloned from GitHub (an hour or more on a CPU)
+	mkdir -p build/collections $(HEAD_DATA)
+	for each in $(COLLECTIONS); do test -d build/collections/$${each#*/} || \
+	  git clone --quiet --depth 1 https://github.com/$$each build/collections/$${each#*/} || exit 1; done
+	$(RUN) benchmarks/questions.py build/collections build/questions.jsonl --without specdraft/embedded/chat.jsonl
+	$(RUN) -m specdraft regenerate target=smollm2-135m target.dtype=bfloat16 data=conversations \
+	  data.path=build/questions.jsonl data.source.held_out=0.02 data.limit=null data.sequence_length=1024 \
+	  data.temperatures=[0,1] data.max_new_tokens=256 output=$(HEAD_DATA)/answers.jsonl $(ARGS)
+
+smollm2-head: $(SMOLLM2) ## train the head that ships on them (an hour or more on a CPU), measure it, put it into the package
+	cp specdraft/embedded/smollm2_conversations/conversations.parquet $(HEAD_DATA)
+	$(RUN) train.py target=smollm2-135m target.dtype=bfloat16 trainer.precision=bf16-mixed init=embedded://smollm2-eagle3 \
+	  data=conversations data.path=$(HEAD_DATA) data.source.held_out=0.02 data.limit=null data.regenerate=false \
+	  data.sequence_length=1024 data.batch_size=2 data.validation_limit=64 trainer.max_steps=1750 live.every_n_steps=250 \
+	  live.prompts=24 live.max_new_tokens=32 evaluate=false export=null hydra.run.dir=runs/smollm2-head $(ARGS)
+	$(RUN) evaluate.py checkpoint=runs/smollm2-head hydra.run.dir=runs/smollm2-head
 	$(RUN) -m specdraft.embedded.heads runs/smollm2-head specdraft/embedded/smollm2_eagle3 \
-	  --command 'make $@$(if $(ARGS), ARGS="$(ARGS)")'
+	  --command 'make smollm2-answers smollm2-head$(if $(ARGS), ARGS="$(ARGS)")'
 
 train: $(INSTALLED) $(WITH_SMOLLM2) ## train, evaluate and export a drafter; without ARGS on the embedded target
 	$(RUN) train.py $(ARGS)

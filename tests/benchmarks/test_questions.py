@@ -37,7 +37,8 @@ def folder(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(each) + "\n" for each in records), encoding="utf-8")
     (tmp_path / "UD_German-GSD").mkdir()
-    (tmp_path / "UD_German-GSD" / "de_gsd-ud-dev.conllu").write_text(GERMAN, encoding="utf-8")
+    for part in ("dev", "test"):
+        (tmp_path / "UD_German-GSD" / f"de_gsd-ud-{part}.conllu").write_text(GERMAN, encoding="utf-8")
     return tmp_path
 
 
