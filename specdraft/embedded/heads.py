@@ -1,7 +1,7 @@
 """Put a trained drafter into the package: ``python -m specdraft.embedded.heads RUN DIR``.
 
 ``DIR`` is ``specdraft/embedded/NAME``, and the drafter then ``embedded://NAME`` everywhere, in bf16, with a model card
-of what the run's own evaluation measured and of the settings that made it."""
+of the settings that made it and of what was measured: by the run's own evaluation, or by ``--evaluation DIR``."""
 
 import argparse
 import json
@@ -21,9 +21,9 @@ from specdraft.tensors import read_tensors
 LIMIT = 20_000_000  # bytes: what a package may reasonably carry
 
 
-def embed(run: Path, directory: Path, command: str, limit: int = LIMIT) -> Path:
+def embed(run: Path, directory: Path, command: str, evaluation: Path | None = None, limit: int = LIMIT) -> Path:
     """Write the best drafter of ``run`` into ``directory``, whole or not at all; as many tokens are drafted with it as
-    its evaluation advises. Raises UserError for a run without a drafter or an evaluation, and for one of more than
+    its evaluation advises (of another directory, if it was evaluated later). Raises UserError for a run without a drafter or an evaluation, and for one of more than
     ``limit`` bytes."""
     source = find(run)
     _, config = load_drafter(source)  # checks it
@@ -33,7 +33,7 @@ def embed(run: Path, directory: Path, command: str, limit: int = LIMIT) -> Path:
     if size > limit:
         mend = "choose a smaller model.draft_vocab_size or model.drafter.intermediate_size"
         raise UserError(f"the drafter of {run} has {size:,} bytes in bfloat16: expected at most {limit:,}; {mend}")
-    measured = read_json(source.parent / "evaluation.json")
+    measured = read_json((evaluation or source.parent) / "evaluation.json")
     measured["settings"].pop("checkpoint", None)  # where it lay when it was measured
     advice = (measured.get("advice") or [{}])[0]
     if k := advice.get("num_speculative_tokens"):
@@ -71,8 +71,9 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a run directory with a drafter and its evaluation")
     parser.add_argument("directory", type=Path, help="the folder to write")
     parser.add_argument("--command", required=True, help="how the run was made, for the card")
+    parser.add_argument("--evaluation", type=Path, help="where evaluate.py wrote what it measured (default: RUN)")
     arguments = parser.parse_args()
-    print(embed(arguments.run, arguments.directory, arguments.command))
+    print(embed(arguments.run, arguments.directory, arguments.command, arguments.evaluation))
 
 
 if __name__ == "__main__":

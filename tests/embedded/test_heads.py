@@ -69,3 +69,13 @@ def test_what_is_too_large_or_unmeasured_is_refused(run: Path, tmp_path: Path) -
     with pytest.raises(UserError, match=r"evaluation\.json does not exist"):
         embed(run, tmp_path / "head", "")
     assert not (tmp_path / "head").exists()
+
+
+def test_a_later_evaluation_counts_if_it_is_named(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    measured = json.loads((run / "evaluation.json").read_text())
+    measured["advice"][0] |= {"num_speculative_tokens": 2, "sentence": "Draft 2 tokens."}
+    (tmp_path / "later" / "evaluation.json").write_text(json.dumps(measured))
+    directory = embed(run, tmp_path / "head", "", evaluation=tmp_path / "later")
+    assert load_drafter(directory)[1]["extra"]["decoding"] == {"num_draft_tokens": 2}
+    assert "Draft 2 tokens." in (directory / "README.md").read_text()
