@@ -23,8 +23,8 @@ LIMIT = 20_000_000  # bytes: what a package may reasonably carry
 
 def embed(run: Path, directory: Path, command: str, evaluation: Path | None = None, limit: int = LIMIT) -> Path:
     """Write the best drafter of ``run`` into ``directory``, whole or not at all; as many tokens are drafted with it as
-    its evaluation advises (of another directory, if it was evaluated later). Raises UserError for a run without a drafter or an evaluation, and for one of more than
-    ``limit`` bytes."""
+    its evaluation advises, that of the directory ``evaluation`` if it was evaluated later. Raises UserError for a run
+    without a drafter or an evaluation, and for one of more than ``limit`` bytes."""
     source = find(run)
     _, config = load_drafter(source)  # checks it
     tensors = read_tensors(member(source, WEIGHTS))
