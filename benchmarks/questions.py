@@ -86,16 +86,16 @@ def _passages(folder: Path) -> Iterator[str]:
 
 
 def _questions(folder: Path) -> Iterator[str]:
-    for names, pattern in {
-        "trec_fine_grained_*.jsonl": r"(?P<question>[A-Z][^\n]*) \?",
-        "glue_qqp_meaning.jsonl": r"Question 1: (?P<question>.*?)\n",
-        "glue_qqp_meaning.jsonl ": r"Question 2: (?P<question>.*?)\n",
-        "wiki_qa_found_on_google.jsonl": r"Question: (?P<question>.*?)\n",
-        "kilt_tasks_hotpotqa_straighforward_qa.jsonl": r"(?P<question>.*)",
-        "sciq_Direct_Question_Closed_Book_.jsonl": r"Q: (?P<question>.*?)\n",
-        "commonsense_qa_question_answering.jsonl": r"(?P<question>.*?)\n",
-    }.items():
-        for found in _found(folder, names.strip(), pattern):
+    for names, pattern in (
+        ("trec_fine_grained_*.jsonl", r"(?P<question>[A-Z][^\n]*) \?"),
+        ("glue_qqp_meaning.jsonl", r"Question 1: (?P<question>.*?)\n"),
+        ("glue_qqp_meaning.jsonl", r"Question 2: (?P<question>.*?)\n"),
+        ("wiki_qa_found_on_google.jsonl", r"Question: (?P<question>.*?)\n"),
+        ("kilt_tasks_hotpotqa_straighforward_qa.jsonl", r"(?P<question>.*)"),
+        ("sciq_Direct_Question_Closed_Book_.jsonl", r"Q: (?P<question>.*?)\n"),
+        ("commonsense_qa_question_answering.jsonl", r"(?P<question>.*?)\n"),
+    ):
+        for found in _found(folder, names, pattern):
             yield re.sub(r"\?*$", "?", found["question"].split("?")[0])
 
 
