@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specdraft.data.regeneration.questions import normalized
+from specdraft.data.sources.records import read_lines
 from specdraft.files import write_text
 
 LONGEST = 4_000  # characters: some 900 tokens
@@ -27,7 +28,7 @@ T0 = "self-instruct/data/finetuning/t0_train_50k/data_per_template"
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [record.fields for record in read_lines(path)]
 
 
 def _found(folder: Path, names: str, pattern: str) -> Iterator[dict[str, str]]:
