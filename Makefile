@@ -71,7 +71,7 @@ smollm2-answers: $(SMOLLM2) ## let SmolLM2 answer questions that people wrote, c
 
 smollm2-head: $(SMOLLM2) ## train the head that ships on them (an hour or more on a CPU), measure it, put it into the package
 	cp specdraft/embedded/smollm2_conversations/conversations.parquet $(HEAD_DATA)
-	$(RUN) train.py target=smollm2-135m target.dtype=bfloat16 trainer.precision=bf16-mixed init=embedded://smollm2-eagle3 \
+	$(RUN) train.py target=smollm2-135m target.dtype=bfloat16 trainer.precision=bf16-mixed init=embedded://smollm2-eagle3 init_vocabulary=data \
 	  data=conversations data.path=$(HEAD_DATA) data.source.held_out=0.02 data.limit=null data.regenerate=false \
 	  data.sequence_length=1024 data.batch_size=2 data.validation_limit=64 trainer.max_steps=1100 live.every_n_steps=250 \
 	  live.prompts=24 live.max_new_tokens=32 evaluate=false export=null hydra.run.dir=runs/smollm2-head $(ARGS)

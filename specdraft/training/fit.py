@@ -18,6 +18,7 @@ from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, check_target, load_drafter
 from specdraft.drafters.quantization import quantize
 from specdraft.drafters.vocabulary import DraftVocabulary
+from specdraft.drafters.vocabulary_transfer import with_vocabulary_of
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.export import layout_for
@@ -136,8 +137,9 @@ def _precision(config: DictConfig) -> Any:
 
 def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple[Drafter, torch.Tensor]:
     """The drafter and its draft vocabulary, ascending target ids ``[Vd]``. ``data`` is prepared. With ``config.init``
-    both are of that checkpoint: how the drafter is trained is the configuration's, and all else is its own. Raises
-    UserError if it is of another target or kind, or other than the configuration says where that says something."""
+    both are of that checkpoint: how the drafter is trained is the configuration's, and all else is its own, but for the
+    draft vocabulary with ``config.init_vocabulary=data``. Raises UserError if it is of another target or kind, or other
+    than the configuration says where that says something."""
     make = build(config.model.drafter, _partial_=True)
     if config.init is None:
         vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
@@ -146,8 +148,12 @@ def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple
     check_target(about, target)
     ids = getattr(getattr(given, "vocabulary", None), "ids", None)  # None: the whole vocabulary
     vocabulary = torch.arange(target.vocab_size) if ids is None else ids
+    if config.init_vocabulary == "data":
+        vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
     drafter = make(target=target, draft_vocabulary=vocabulary)
     _check_alike(drafter, given, config)
+    if config.init_vocabulary == "data":
+        given = with_vocabulary_of(drafter, given)
     training = {name: value for name, value in drafter.config().items() if name in drafter.training_options}
     if drafter.config() != (arguments := given.config() | training):
         drafter = type(given)(**arguments)
@@ -167,7 +173,8 @@ def _check_alike(drafter: Drafter, given: Drafter, config: DictConfig) -> None:
     ours, said = drafter.config(), config.model.drafter
     for name, value in given.config().items():
         unsaid = said.get(name) is None or ours.get(name) == _default(held, name)
-        if name not in drafter.training_options and ours.get(name) != value and not unsaid:
+        chosen = name == "draft_vocab_size" and config.init_vocabulary == "data"
+        if name not in drafter.training_options and ours.get(name) != value and not (unsaid or chosen):
             what = f"init={config.init} holds a drafter with {name}={shorten(value)}, and the configuration makes one"
             raise UserError(f"{what} with {shorten(ours[name])}: set model.drafter to what the checkpoint has")
 

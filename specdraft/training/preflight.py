@@ -152,6 +152,9 @@ def check_before_work(config: DictConfig, directory: Path) -> Plan:
     strategy = build(config.strategy)  # refuses what the devices do not fit
     _check_optimizer(strategy, config.model.optimizer.get("name"))
     boost = config.boost or []
+    if (given := config.init_vocabulary) not in ("own", "data") or (given == "data" and config.init is None):
+        wanted = "own, or data with init=CHECKPOINT, to choose its draft vocabulary anew"
+        raise UserError(f"init_vocabulary is {given}, with init={config.init}: expected {wanted}")
     for checkpoint in [config.init, *([boost] if isinstance(boost, str) else boost)]:
         if checkpoint is not None:
             read_config(checkpoint)

@@ -44,6 +44,13 @@ PUBLISHED = {"norm_before_fc": True, "norm_before_residual": True, "norm_output"
 PUBLISHED |= {"layers": [1, 2, 3, 4], "intermediate_size": 40, "sliding_window": 9}
 
 
+class NewVocabulary:
+    """Data whose most frequent tokens are the first ones."""
+
+    def draft_vocabulary(self, size):
+        return torch.arange(size)
+
+
 @pytest.fixture
 def trained_on(tmp_path):
     """trained_on(**options of the configuration) -> the published head, and what training on from it begins with."""
@@ -51,11 +58,12 @@ def trained_on(tmp_path):
     head = Eagle3.for_target(target, torch.arange(3, 60, 2), ttt_steps=2, **PUBLISHED)
     checkpoint = save_drafter(head, tmp_path / "drafter", target.identity, {})
 
-    def build(**options):
+    def build(vocabulary="own", **options):
         made = {"_target_": "specdraft.drafters.eagle.Eagle3.for_target", "layers": None, "norm_before_fc": False}
         drafter = OmegaConf.create(made | {"num_layers": 1, "sliding_window": None, "ttt_steps": 4} | options)
-        config = OmegaConf.create({"model": {"drafter": drafter}, "init": str(checkpoint)})
-        return target, head, *build_drafter(config, target, None)
+        made = {"drafter": drafter, "draft_vocab_size": 20}
+        config = OmegaConf.create({"model": made, "init": str(checkpoint), "init_vocabulary": vocabulary})
+        return target, head, *build_drafter(config, target, NewVocabulary())
 
     return build
 
@@ -81,6 +89,31 @@ def test_a_head_is_not_trained_on_as_what_it_is_not(trained_on, option):
     assert trained_on(**{name: found})[2].config()[name] == found
 
 
+def test_a_head_is_trained_on_with_a_draft_vocabulary_of_the_data(trained_on):
+    target, head, drafter, vocabulary = trained_on("data")
+    assert vocabulary.equal(torch.arange(20)) and drafter.draft_ids.equal(vocabulary)
+    assert drafter.config() == head.config() | {"ttt_steps": 4, "draft_vocab_size": 20}
+    state, before = drafter.state_dict(), head.state_dict()
+    for name, value in before.items():
+        if name not in ("lm_head.weight", "d2t", "t2d"):
+            assert torch.equal(state[name], value), name
+    for token in range(20):
+        held = (head.draft_ids == token).nonzero().flatten().tolist()
+        row, target_row = state["lm_head.weight"][token], target.head.weight[token]
+        if held:  # trained: kept; these never were, and so they are still the target's
+            assert torch.equal(row, before["lm_head.weight"][held[0]])
+        assert torch.equal(row, target_row)
+
+
+def test_only_a_drafter_with_a_draft_vocabulary_takes_another_one(tmp_path):
+    target = Target.from_model(tiny_llama())
+    checkpoint = save_drafter(for_target(target), tmp_path / "drafter", target.identity, {})
+    made = {"drafter": {"_target_": "specdraft.drafters.independent.for_target"}, "draft_vocab_size": 64}
+    config = OmegaConf.create({"model": made, "init": str(checkpoint), "init_vocabulary": "data"})
+    with pytest.raises(UserError, match=r"of the kind DraftModel has no draft vocabulary that could be chosen anew"):
+        build_drafter(config, target, NewVocabulary())
+
+
 def test_a_draft_with_another_tokenizer_is_trained_on_with_all_that_belongs_to_it(tmp_path):
     target, origin = code_target(), save_prose_model(tmp_path / "origin")
     draft = for_target(target, start="checkpoint", checkpoint=origin)
@@ -88,7 +121,8 @@ def test_a_draft_with_another_tokenizer_is_trained_on_with_all_that_belongs_to_i
         draft.language_model.norm.weight.add_(1)
     checkpoint = save_drafter(draft, tmp_path / "drafter", target.identity, {})
     made = {"_target_": "specdraft.drafters.independent.for_target", "start": "checkpoint", "checkpoint": origin}
-    config = OmegaConf.create({"model": {"drafter": made | {"divergence": "jsd"}}, "init": str(checkpoint)})
+    made |= {"divergence": "jsd"}
+    config = OmegaConf.create({"model": {"drafter": made}, "init": str(checkpoint), "init_vocabulary": "own"})
     again, _ = build_drafter(config, target, None)
     assert again.config() == draft.config() | {"divergence": "jsd"} and dict(again.files) == dict(draft.files)
     assert torch.equal(again.language_model.norm.weight, draft.language_model.norm.weight)

@@ -85,6 +85,14 @@ def test_drafters_to_begin_with_are_looked_for_first(composed, tmp_path, option)
         preflight.check_before_work(composed(option, "trainer=cpu"), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "options", [["init_vocabulary=data"], ["init_vocabulary=new", "init=embedded://smollm2-eagle3"]]
+)
+def test_a_vocabulary_is_chosen_anew_for_a_drafter_that_is_there(composed, tmp_path, options):
+    with pytest.raises(UserError, match=r"init_vocabulary is (data, with init=None|new, .*): expected own, or data"):
+        preflight.check_before_work(composed(*options, "trainer=cpu"), tmp_path)
+
+
 def test_muon_is_refused_where_deepspeed_cuts_matrices(composed, tmp_path, capsys):
     muon = composed("model.optimizer.name=muon", "strategy=deepspeed_zero2", "trainer.devices=2", "trainer=cpu")
     with pytest.raises(UserError, match=r"expected strategy=single or strategy=ddp, or model.optimizer.name=adamw"):
