@@ -1,6 +1,9 @@
 """Packed linear layers are the plain ones: values, gradients, state, and what happens to a module on the way."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -265,3 +268,28 @@ def test_gradients_pass_through_a_loaded_target_packed_or_not():
     pack(loaded.model)
     unpack(loaded.model)
     loaded.logits(hidden).sum().backward()
+
+
+PRODUCTS = """
+import torch
+from specdraft.onednn import PackedLinear
+layer = PackedLinear(torch.nn.Linear(16, 16, bias=False))
+for turn in range(2):
+    for rows in range(1, 1001):
+        layer(torch.zeros(rows, 16))
+    print("turn", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("capacity", "again"), [(None, 0), ("1024", 1000)])
+def test_products_of_a_thousand_numbers_of_rows_are_prepared_once(capacity, again):
+    """Unless the user has said how many are kept."""
+    environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
+    environment |= {} if capacity is None else {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": capacity}
+    environment |= {"ONEDNN_VERBOSE": "profile_create"}
+    ran = subprocess.run([sys.executable, "-c", PRODUCTS], env=environment, capture_output=True, text=True, check=True)
+    first, second, _ = ran.stdout.split("turn\n")
+    made = [turn.count("create:cache_miss,cpu,inner_product") for turn in (first, second)]
+    if made[0] == 0:
+        pytest.skip("this build of oneDNN does not say what it prepares")
+    assert made[0] == 1000 and abs(made[1] - again) <= 1
