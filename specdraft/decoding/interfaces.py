@@ -6,7 +6,7 @@ B = requests, n = the most tokens that one of them emitted."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -105,7 +105,10 @@ class Drafter(Protocol):
     """See ``drafters/base.py``."""
 
     branches: bool
+    rates_hold: ClassVar[bool]
 
+    @property
+    def draws(self) -> bool: ...
     @property
     def layers(self) -> tuple[int, ...]: ...
     def bind(self, target: Any) -> None: ...

@@ -1,4 +1,4 @@
-"""How many tokens a round drafts, said before it begins.
+"""What drafted tokens are worth, by earlier rounds: how many to draft, as it is said before a round begins.
 
 B = requests side by side, K = the most tokens drafted.
 
@@ -7,6 +7,7 @@ draft draws, so that verification stays exact at every temperature, and nothing 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +25,44 @@ class Rounds:
 
     def __init__(self, judged: Iterable[tuple[int, int]] = ()) -> None:
         """judged: how many tokens each round drafted, and how many were accepted; the newest last."""
-        self._counts = np.zeros((2, 2, 8))  # by fade, tries and hits, by token
+        self._counts = np.zeros((2, 3, 8))  # by fade; tries, hits, how sure the draft was; by token
         for drafted, accepted in judged:
             self.note(drafted, accepted)
 
-    def note(self, drafted: int, accepted: int) -> None:
-        """Another round."""
+    def note(self, drafted: int, accepted: int, sure: Sequence[float] = ()) -> None:
+        """Another round; ``sure``: how sure the draft was of each token, if it says so (``pace.py``)."""
         if drafted > self._counts.shape[2]:
             self._counts = np.pad(self._counts, ((0, 0), (0, 0), (0, drafted)))
         self._counts *= _FADES[:, None, None]
         self._counts[:, 0, : min(drafted, accepted + 1)] += 1
         self._counts[:, 1, : min(drafted, accepted)] += 1
+        if len(judged := sure[: min(drafted, accepted + 1)]):
+            self._counts[:, 2, : len(judged)] += judged
 
     def counts(self, most: int) -> NDArray[np.float64]:
-        """Tries and hits of the first K = ``most`` tokens, as they count for the request and for all: ``[2, 2, K]``."""
+        """Of the first K = ``most`` tokens, as they count for the request and for all: tries, hits, and how sure the
+        draft was in all tries together, ``[2, 3, K]``."""
         known = self._counts[:, :, :most]
         return np.pad(known, ((0, 0), (0, 0), (0, most - known.shape[2]))) if known.shape[2] < most else known
+
+
+class Weighed(NamedTuple):
+    """What drafts of 0 to K tokens are worth in the next round, by the rounds before.
+    costs: ``[K + 1]`` in plain steps. worth: tokens that a plain step brings with the best fixed length. gains:
+    ``[K + 1]`` tokens expected of the requests as they are. chances: ``[K]`` that the first token is accepted, the
+    second where the first was, and so on. tries, sure: ``[K]`` how often each was judged, and ``Rounds``' certainty."""
+
+    costs: NDArray[np.float64]
+    worth: float
+    gains: NDArray[np.float64]
+    chances: NDArray[np.float64]
+    tries: NDArray[np.float64]
+    sure: NDArray[np.float64]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens to draft."""
+        return int(np.argmax(self.gains - self.worth * self.costs))
 
 
 @dataclass(frozen=True)
@@ -52,7 +75,8 @@ class Goodput:
 
     How likely a token is reached and accepted is counted over the last rounds of each request, the newer the more, and
     of all of them where a request tells little. A token is drafted if it brings more than its time would bring with
-    the fixed length that is best by these counts; where none pays, nothing is drafted until the counts are old."""
+    the fixed length that is best by these counts; where none pays, nothing is drafted until the counts are old. A draft
+that grows from distributions is judged again before every token, by how sure it is (``pace.py``)."""
 
     costs: Sequence[float] | Mapping[int, Sequence[float]] | None = field(default=None, hash=False)
     expected: float = 0.8
@@ -73,16 +97,19 @@ class Goodput:
         costs = dict(sorted(curves.items())) if isinstance(self.costs, Mapping) else curves[1]
         object.__setattr__(self, "costs", costs)
 
-    def tokens(self, requests: Sequence[Rounds], most: int) -> int:
-        """How many tokens to draft for each of the requests next, 0 to ``most``."""
+    def weigh(self, requests: Sequence[Rounds], most: int) -> Weighed | None:
+        """What up to ``most`` tokens for each of the requests are worth next; None if nothing is known to tell."""
         if self.costs is None or not requests:
-            return most
+            return None
         key = len(requests), most
-        if (cost := self._whole.get(key)) is None:  # asked every round, and the same
-            cost = self._whole[key] = _whole_costs(self.costs, *key)
-        each, shared = _chances(requests, most, self.expected)
-        elsewhere = _gains(shared, 1.0) / (1.0 + cost)
-        return int(np.argmax(_gains(each, 0.0) - elsewhere.max() * cost))
+        if (costs := self._whole.get(key)) is None:  # asked every round, and the same
+            costs = self._whole[key] = _whole_costs(self.costs, *key)
+        known = np.array([each.counts(most) for each in requests])  # [B, 2, 3, K]
+        each, shared = _chances(known, self.expected)
+        worth = float((_gains(shared, 1.0) / (1.0 + costs)).max())
+        chances = shared / np.maximum(np.concatenate([[1.0], shared[:-1]]), 1e-9)
+        tries, _, sure = known[:, 1].sum(0)
+        return Weighed(costs, worth, _gains(each, 0.0), chances, tries, sure)
 
     @property
     def lacks(self) -> str | None:
@@ -132,14 +159,13 @@ def _gains(chances: NDArray[np.float64], at_least: float) -> NDArray[np.float64]
     return at_least + np.concatenate([[0.0], np.cumsum(chances)])
 
 
-def _chances(requests: Sequence[Rounds], most: int, expected: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How likely the first 1 to K drafted tokens are all accepted, ``[K]``: in the mean over requests by the last
-    rounds of each, and by those of all alike."""
-    known = np.array([each.counts(most) for each in requests])  # [B, 2, 2, K]
-    tries, hits = known[:, 1].sum(0)  # [K]
+def _chances(known: NDArray[np.float64], expected: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How likely the first 1 to K drafted tokens are all accepted, ``[K]``, by the counts ``[B, 2, 3, K]``: in the mean
+    over requests by the last rounds of each, and by those of all alike."""
+    tries, hits, _ = known[:, 1].sum(0)  # [K]
     shared = (hits + _UNSEEN * expected) / (tries + _UNSEEN)
     middle = (hits.sum() + _UNSEEN * expected) / (tries.sum() + _UNSEEN)
-    tries, hits = known[:, 0].swapaxes(0, 1)  # [B, K]
+    tries, hits, _ = known[:, 0].swapaxes(0, 1)  # [B, K]
     own = (hits.sum(1) + _SHARED * middle) / (tries.sum(1) + _SHARED)  # [B], as a request is easy on all levels alike
     usual = np.minimum(own[:, None] * shared / max(middle, 1e-9), 1.0)
     each = (hits + _SHARED * usual) / (tries + _SHARED)

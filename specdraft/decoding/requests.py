@@ -14,10 +14,11 @@ from specdraft.decoding import rules
 from specdraft.decoding.clock import Clock
 from specdraft.decoding.generation import Generation
 from specdraft.decoding.interfaces import Drafter, Drafting, Features, Target
+from specdraft.decoding.pace import Pace
 from specdraft.decoding.pacing import Rounds
 from specdraft.decoding.passes import Pass, Riders, Texts
 from specdraft.decoding.sampling import Chance, Sampling, sample
-from specdraft.decoding.shapes import Shape, StaticTree
+from specdraft.decoding.shapes import Shape
 from specdraft.decoding.trace import Round, Trace
 from specdraft.decoding.tree import DraftTrees, empty
 
@@ -76,6 +77,7 @@ class Requests:
         self.layers = () if drafter is None else drafter.layers
         device = self.target.device
         self.clock = Clock(device)
+        self.pace = Pace.of(method.shape, drafter)
         self.drafting: Drafting | None = None
         self.num_read = 0  # tokens of each that a round's pass reads at most, beside the last emitted one
         capacity = longest + 1 + method.num_places
@@ -216,11 +218,11 @@ class Requests:
         room = self.target.max_length - shortest
         if self.drafting is None or self.method.shape is None or room < 1:
             return empty(len(texts.lengths), self.target.device)
-        shape = self.method.shape.truncate(room)
-        if isinstance(shape, StaticTree) and shape.is_paced:
-            if (paced := shape.paced([request.rounds for request in self.under_way])) is None:
-                return empty(len(texts.lengths), self.target.device)
-            shape = paced
+        shape: Shape | None = self.method.shape.truncate(room)
+        if self.pace is not None:
+            shape = self.pace.shape([request.rounds for request in self.under_way], room)
+        if shape is None:
+            return empty(len(texts.lengths), self.target.device)
         trees = self.drafting.draft(texts, shape, self.sampling, self._chance(0, len(texts.lengths)))
         if texts.longest + shape.depth > self.target.max_length:
             trees = trees.truncate(self.target.max_length - texts.lengths)
@@ -281,7 +283,6 @@ class Requests:
         drafts = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))  # [B, N]
         levels = (trees.depths * drafts).amax(-1) if trees.num_nodes else verdict.accepted
         columns = torch.stack([verdict.accepted, levels, drafts.sum(-1)], dim=1)
-        paced = isinstance(self.method.shape, StaticTree) and self.method.shape.is_paced
         for index, (accepted, depth, nodes, *tokens) in enumerate(torch.cat([columns, emitted], dim=1).tolist()):
             request = self.under_way[index]
             result = request.result
@@ -295,5 +296,5 @@ class Requests:
                 result.drafted.append(depth)
                 result.accepted.append(accepted)
                 result.nodes.append(nodes)
-                if paced:
-                    request.rounds.note(depth, accepted)
+                if self.pace is not None:
+                    request.rounds.note(depth, accepted, self.pace.sure(index, depth))

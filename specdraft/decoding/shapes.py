@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from specdraft.decoding.pacing import Goodput, Rounds
+from specdraft.decoding.pacing import Goodput
 from specdraft.decoding.stopping import Stop
 from specdraft.errors import UserError
 
@@ -88,23 +88,6 @@ class StaticTree:
         if depth >= self.depth:
             return self
         return replace(self, paths=tuple(path for path in self.paths if len(path) <= depth))
-
-    def paced(self, requests: Sequence[Rounds]) -> "StaticTree | None":
-        """The shape of the next round, if a rule says before it begins how long that is; None: of no tokens."""
-        if not isinstance(self.stop, Goodput):
-            return self
-        tokens = self.stop.tokens(requests, self.depth)
-        return self._lengths[tokens - 1] if tokens else None
-
-    @property
-    def is_paced(self) -> bool:
-        """Whether a rule says how long a draft is before its round begins."""
-        return isinstance(self.stop, Goodput)
-
-    @cached_property
-    def _lengths(self) -> list["StaticTree"]:
-        """Without its rule, as long as that may say: made once, as it is asked every round."""
-        return [replace(self, stop=None).truncate(depth) for depth in range(1, self.depth + 1)]
 
     @cached_property
     def branching(self) -> list[list[int]]:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdraft.decoding.pace import Pace
 from specdraft.decoding.pacing import Rounds
 from specdraft.decoding.passes import Texts
 from specdraft.decoding.sampling import Sampling
@@ -33,20 +34,20 @@ class Follower:
         """shape: of every draft, a chain of chosen tokens. rows: requests that the engine decodes side by side.
         limit: tokens of its context."""
         assert shape.is_chain and not shape.sampled
-        self.shape, self.limit, self.device = shape, limit, device
+        self.shape, self.limit, self.device, self.pace = shape, limit, device, Pace.of(shape, drafter)
         self.drafting = drafter.drafting(rows, limit + 1 + shape.num_places)
         self.texts: list[Ids] = []  # by row of ``drafting``, with all that it was told
         self.rounds: list[Rounds] = []  # of each, as far as the engine says of them
-        self.drafted: list[int] = []  # tokens for each in the last step
+        self.drafted: list[tuple[int, list[float]]] = []  # tokens for each in the last step, and how sure of them
 
     @torch.inference_mode()
     def drafts(self, texts: Sequence[Ids], emitted: Sequence[int]) -> list[list[int]]:
         """Drafts by the engine's rows. texts: all tokens of each. emitted: how many of them are new, at the end; 0: of
         a prompt that is not read to its end, for which nothing is drafted."""
         rows = self._found_again(texts, emitted)
-        for rounds, drafted, row in zip(self.rounds, self.drafted, rows, strict=True):
+        for rounds, (drafted, sure), row in zip(self.rounds, self.drafted, rows, strict=True):
             if row is not None:  # one of the emitted tokens is the target's own
-                rounds.note(drafted, min(emitted[row] - 1, drafted))
+                rounds.note(drafted, min(emitted[row] - 1, drafted), sure)
         for place in reversed(range(len(rows))):
             if rows[place] is None:
                 self._drop(place)
@@ -65,7 +66,9 @@ class Follower:
         found: list[list[int]] = [[] for _ in texts]
         for row, draft in zip(going, self._draft(), strict=True):
             found[row] = draft
-        self.drafted = [len(found[row]) for row in going]
+        counts = [len(found[row]) for row in going]
+        pace = self.pace
+        self.drafted = [(n, [] if pace is None else pace.sure(place, n)) for place, n in enumerate(counts)]
         return found
 
     def _found_again(self, texts: Sequence[Ids], emitted: Sequence[int]) -> list[int | None]:
@@ -102,7 +105,9 @@ class Follower:
     def _draft(self) -> list[list[int]]:
         lengths = [len(text) for text in self.texts]
         room = self.limit - min(lengths, default=self.limit)
-        shape = self.shape.truncate(room).paced(self.rounds) if room > 0 else None
+        shape = None
+        if room > 0:
+            shape = self.shape.truncate(room) if self.pace is None else self.pace.shape(self.rounds, room)
         if shape is None:
             return [[] for _ in lengths]
         texts = Texts(self._tensor(lengths), max(lengths))

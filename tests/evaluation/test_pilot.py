@@ -55,7 +55,7 @@ def test_drafts_are_as_long_as_what_was_measured_says(target, prompts, monkeypat
     settings = replace(SETTINGS, shape=StaticTree.chain(8, stop=Goodput()), temperatures=(0.0,))
     compare = {"prompt_lookup": PromptLookup()}
     seen = []
-    monkeypatch.setattr(Goodput, "tokens", lambda stop, rounds, most: seen.append(stop.costs) or 2)
+    monkeypatch.setattr(Goodput, "weigh", lambda stop, rounds, most: seen.append(stop.costs))
     evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
     ((name, costs),) = evaluation.settings["draft_costs"].items()  # a look-up costs nothing
     assert name == "draft_model, T=0" and set(seen) == {costs, None}

@@ -1,0 +1,202 @@
+"""How long drafts go on: what is asked, what it is worth, and that the distribution stays exact."""
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specdraft.decoding import rules
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.pace import Pace
+from specdraft.decoding.pacing import Goodput, Rounds
+from specdraft.decoding.requests import Requests
+from specdraft.decoding.sampling import Chance, Sampling
+from specdraft.decoding.shapes import DynamicTree, StaticTree
+from specdraft.decoding.stopping import Confidence
+from specdraft.decoding.tree import DraftTrees, empty
+from tests.chance import REJECTED
+from tests.decoding.markov import Markov
+from tests.decoding.trees import chance
+
+DRAWS = 6000
+COSTS = (0.3, 0.15)
+ASKED = SimpleNamespace(draws=True, rates_hold=True)
+
+
+def told(sure=0.5, accepted=(0, 4, 2, 1, 6, 3, 0, 2, 5, 1), drafted=6):
+    """What many rounds tell in which the draft was always so sure of a token."""
+    known = Rounds()
+    for _ in range(8):
+        for each in accepted:
+            known.note(drafted, each, [sure] * drafted)
+    return known
+
+
+def q(*greatest):
+    """Distributions over a hundred tokens with such greatest probabilities, ``[B, 100]``."""
+    return torch.tensor([[each] + [(1 - each) / 99] * 99 for each in greatest])
+
+
+def test_only_a_rule_that_tells_what_drafts_are_worth_has_a_pace():
+    for shape in (None, StaticTree.chain(3), StaticTree.chain(3, stop=Confidence()), DynamicTree()):
+        assert Pace.of(shape, ASKED) is None
+    paced = StaticTree.chain(3, stop=Goodput(COSTS))
+    assert Pace.of(paced, None) is None and Pace.of(paced, ASKED).rule == Goodput(COSTS)
+
+
+@pytest.mark.parametrize("drafter", [(False, True), (True, False)])
+def test_what_has_no_distribution_of_each_token_is_told_a_length(drafter):
+    draws, rates_hold = drafter
+    pace = Pace(StaticTree.chain(6, False, Goodput(COSTS)), SimpleNamespace(draws=draws, rates_hold=rates_hold))
+    tokens = Goodput(COSTS).weigh([told()], 6).tokens
+    assert 0 < tokens < 6 and pace.shape([told()], 6) == StaticTree.chain(tokens, False)
+    assert pace.shape([told()], 1) == StaticTree.chain(1, False) and pace.sure(0, 1) == []
+    assert pace.shape([told(accepted=(0,))], 6) is None
+
+
+def test_what_is_not_measured_ends_nothing():
+    pace = Pace(StaticTree.chain(6, stop=Goodput()), ASKED)
+    assert pace.shape([told()], 6) == StaticTree.chain(6) and pace.shape([told()], 2) == StaticTree.chain(2)
+
+
+def length(pace, greatest, requests):
+    """How many tokens are drafted if the draft is so sure of each, level by level."""
+    shape = pace.shape(requests, 6)
+    for level, each in enumerate(greatest):
+        if bool(shape.stop(q(*each), torch.ones(len(each))).any()):
+            return level
+    return len(greatest)
+
+
+def test_a_draft_goes_on_where_it_is_surer_than_usual():
+    pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS)), ASKED)
+    usual = 0.6**0.6  # as ``Rounds`` keep it
+    lengths = [length(pace, [[sure]] * 6, [told(usual)]) for sure in (0.35, 0.6, 0.95)]
+    assert lengths[0] < lengths[1] < lengths[2] == 6
+    assert lengths[1] == Goodput(COSTS).weigh([told()], 6).tokens  # as sure as ever: what earlier rounds say
+    # A token of which it is not quite sure is worth its time for those behind it, and not where it is a guess.
+    assert length(pace, [[0.95], [0.95], [0.35], [0.95]], [told(usual)]) == 4
+    assert length(pace, [[0.95], [0.95], [0.01], [0.95]], [told(usual)]) == 2
+
+
+def test_all_requests_go_on_or_none_by_what_they_bring_together():
+    pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS)), ASKED)
+    requests = [told(0.6**0.6)] * 4
+    lengths = [length(pace, [[0.95] * n + [0.34] * (4 - n)] * 6, requests) for n in range(5)]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[4]
+    stop = pace.shape(requests, 6).stop(q(0.9, 0.4, 0.5, 0.6), torch.ones(4))
+    assert len(set(stop.tolist())) == 1 and pace.sure(1, 1) == pytest.approx([0.4**0.6])
+    assert pace.sure(1, 0) == []
+
+
+def test_before_anything_is_known_the_draft_itself_is_the_measure():
+    pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS, 0.8)), ASKED)
+    assert length(pace, [[0.5], [0.5], [0.9]], [Rounds()]) == 3
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16])
+def test_it_is_faster_than_every_fixed_length_where_the_draft_knows_what_is_easy(requests):
+    """Simulated: a token is right with probability 0.95 or 0.3, and the draft says which. Tokens in a plain step's
+    time, beside those of fixed lengths and of what earlier rounds tell alone."""
+
+    def rate(shape_of, count=3000 // requests):
+        luck = random.Random(1)
+        known, tokens, seconds = [Rounds() for _ in range(requests)], 0.0, 0.0
+        for _ in range(count):
+            right = [[0.95 if luck.random() < 0.6 else 0.3 for _ in range(8)] for _ in range(requests)]
+            drafted, sure = shape_of(known, right)
+            seconds += 1 + (COSTS[0] + COSTS[1] * (drafted - 1) if drafted else 0.0)
+            for row, each in enumerate(known):
+                hits = [luck.random() < chance_of_it for chance_of_it in right[row]]
+                accepted = min([*hits, False].index(False), drafted)
+                each.note(drafted, accepted, sure(row, drafted))
+                tokens += 1 + accepted
+        return tokens / seconds
+
+    def asked(pace):
+        def shape_of(known, right):
+            shape = pace.shape(known, 8)
+            if shape is None:
+                return 0, pace.sure
+            if not isinstance(shape.stop, Pace):
+                return shape.depth, pace.sure
+            for level in range(8):
+                if bool(shape.stop(q(*(each[level] for each in right)), torch.ones(requests))[0]):
+                    return level, pace.sure
+            return 8, pace.sure
+
+        return shape_of
+
+    def nothing(row, drafted):
+        return ()
+
+    shape = StaticTree.chain(8, stop=Goodput(COSTS))
+    ours = rate(asked(Pace(shape, ASKED)))
+    fixed = max(rate(lambda known, right, k=k: (k, nothing)) for k in range(1, 9))
+    history = rate(asked(Pace(shape, SimpleNamespace(draws=True, rates_hold=False))))
+    gain = {1: 1.05, 4: 1.01, 16: 0.99}[requests]
+    assert ours > gain * fixed and ours > gain * history
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_what_is_emitted_is_what_plain_sampling_would(sampled):
+    """Two requests side by side, whose drafts end together, and which know of other rounds."""
+    markov, right = Markov("far", Sampling(1.0)), drawn(sampled)
+    texts, accepted = markov.emit(rules.rejection_sampling, right, DRAWS)
+    assert min(markov.fits(texts)) > REJECTED and int(accepted.sum()) > 0
+    trees = right(chance(400))
+    lengths = set(trees.beneath(torch.ones(400, 1, dtype=torch.bool)).sum(-1).tolist())
+    assert not sampled or len(lengths) > 1  # chosen tokens are always the same ones
+    if sampled:  # the same test, of a rule that looks at what was drawn: it drops what the draft finds unlikely
+
+        def wrong(numbers):
+            trees = right(numbers)
+            likely = trees.q.gather(2, trees.tokens[..., None])[..., 0] >= 0.5
+            return replace(trees, alive=likely & trees.alive)
+
+        assert min(markov.fits(markov.emit(rules.rejection_sampling, wrong, DRAWS)[0])) < REJECTED / 1000
+
+
+def drawn(sampled):
+    """Drafts of pairs of requests."""
+    markov = Markov("far", Sampling(1.0))
+    pace = Pace(StaticTree.chain(3, sampled, Goodput((0.3, 0.3))), ASKED)
+    known = [told(0.6, (3, 1, 2, 0), 3), told(0.8, (1, 3, 0), 3)]
+
+    def draft(numbers):
+        parts = []
+        for first in range(0, len(numbers.seeds), 2):
+            pair = Chance(numbers.seeds[first : first + 2], numbers.lengths[first : first + 2])
+            shape = pace.shape(known, 3)
+            trees = empty(2, torch.device("cpu")) if shape is None else markov.grown(shape)(pair)
+            every = trees.alive if trees.alive is not None else torch.ones_like(trees.tokens, dtype=torch.bool)
+            parts.append(padded(replace(trees, alive=every), sampled))
+        return DraftTrees.join(parts)
+
+    return draft
+
+
+def padded(trees, sampled):
+    """Three nodes of each, so that all can be verified together: those that there are not are not alive."""
+    missing = 3 - trees.num_nodes
+    pad = torch.nn.functional.pad
+    given = torch.zeros((2, 0, 6)) if trees.q is None else trees.q
+    rows = pad(given, (0, 0, 0, missing), value=1 / 6) if sampled else None
+    return DraftTrees.chains(pad(trees.tokens, (0, missing)), rows, pad(trees.alive, (0, missing)))
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_the_tokens_are_the_targets_own_and_rounds_know_how_sure_drafts_were(target, answers, untrained, batch_size):
+    shape = StaticTree.chain(6, stop=Goodput((0.1, 0.05)))
+    found = Decoder(target, untrained(target), shape).generate_batch(answers.prompts[:12], 24, batch_size)
+    assert [each.tokens for each in found] == [tokens[:24] for tokens in answers.continuations[:12]]
+    assert len({drafted for each in found for drafted in each.drafted}) > 1
+    batch = Requests(Decoder(target, untrained(target), shape), batch_size, 64)
+    with torch.inference_mode():
+        for row in range(batch_size):
+            batch.begin(row, answers.prompts[row], 16, row)
+        batch.round()
+    drafted = batch.under_way[0].result.drafted[0]
+    assert drafted > 0 and (batch.under_way[0].rounds.counts(1)[:, 2] > 0).all()
