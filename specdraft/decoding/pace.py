@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdraft.decoding.interfaces import Drafter
-from specdraft.decoding.pacing import Goodput, Rounds
+from specdraft.decoding.pacing import Goodput, Rounds, Weighed
 from specdraft.decoding.shapes import Shape, StaticTree
 
 _POWER = 0.6  # of the greatest probability, with which the chance of a token goes: found on replayed drafts
@@ -26,6 +26,9 @@ _UNSEEN = 4.0  # tokens that what the requests are sure of now counts, beside th
 
 class Pace:
     """The lengths of a decoding's drafts, round by round; as a ``Stop``, of the draft that grows."""
+
+    _weighed: Weighed  # of the round under way
+    _reached: NDArray[np.float64]  # how likely all tokens of a draft so far are right, [B]
 
     def __init__(self, shape: StaticTree, drafter: Drafter) -> None:
         """shape: the longest draft, whose rule is a ``Goodput``."""
@@ -40,8 +43,9 @@ class Pace:
     @classmethod
     def of(cls, shape: Shape | None, drafter: Drafter | None) -> "Pace | None":
         """None where no such rule says how long drafts are."""
-        paced = isinstance(shape, StaticTree) and isinstance(shape.stop, Goodput)
-        return cls(shape, drafter) if isinstance(shape, StaticTree) and paced and drafter is not None else None
+        if drafter is None or not isinstance(shape, StaticTree) or not isinstance(shape.stop, Goodput):
+            return None
+        return cls(shape, drafter)
 
     def shape(self, requests: Sequence[Rounds], room: int) -> StaticTree | None:
         """Of the next round's drafts, of at most ``room`` tokens; None: of no tokens."""
