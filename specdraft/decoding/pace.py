@@ -10,25 +10,30 @@ requests: what is drawn is verified, and verification stays exact (``stopping.py
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdraft.decoding.interfaces import Drafter
-from specdraft.decoding.pacing import Goodput, Rounds, Weighed
+from specdraft.decoding.pacing import Goodput, Rounds
 from specdraft.decoding.shapes import Shape, StaticTree
+from specdraft.decoding.stopping import JointStop
 
 _POWER = 0.6  # of the greatest probability, with which the chance of a token goes: found on replayed drafts
 _UNSEEN = 4.0  # tokens that what the requests are sure of now counts, beside those that were judged
 
 
-class Pace:
-    """The lengths of a decoding's drafts, round by round; as a ``Stop``, of the draft that grows."""
+class Pace(JointStop):
+    """The lengths of a decoding's drafts, round by round. What is asked for every token is reckoned in plain numbers: a
+    pass of a small head is over in the time of some dozens of calls of torch or numpy."""
 
-    _weighed: Weighed  # of the round under way
-    _reached: NDArray[np.float64]  # how likely all tokens of a draft so far are right, [B]
+    # Of the round under way, as ``Weighed`` has them, and how likely all tokens of each draft so far are right, [B].
+    _costs: list[float]
+    _worth: float
+    _chances: list[float]
+    _tries: list[float]
+    _before: list[float]
+    _reached: list[float]
 
     def __init__(self, shape: StaticTree, drafter: Drafter) -> None:
         """shape: the longest draft, whose rule is a ``Goodput``."""
@@ -38,7 +43,7 @@ class Pace:
         depths = range(1, shape.depth + 1)  # made once, as they are asked for every round
         self._fixed = [replace(shape, stop=None).truncate(depth) for depth in depths]
         self._asked = [replace(shape, stop=self).truncate(depth) for depth in depths]
-        self._sure: list[NDArray[np.float64]] = []  # by level, [B]
+        self._sure: list[list[float]] = []  # by level, [B]
 
     @classmethod
     def of(cls, shape: Shape | None, drafter: Drafter | None) -> "Pace | None":
@@ -57,20 +62,30 @@ class Pace:
             return None
         if weighed is None or not self.asks:
             return self._fixed[tokens - 1]
-        self._weighed, self._reached = weighed, np.ones(len(requests))
+        self._costs, self._worth, self._chances = weighed.costs.tolist(), weighed.worth, weighed.chances.tolist()
+        self._tries, self._before, self._reached = weighed.tries.tolist(), weighed.sure.tolist(), [1.0] * len(requests)
         return self._asked[most - 1]
 
-    def __call__(self, q: Tensor, kept: Tensor) -> Tensor:
-        """See ``Stop``: the same for all requests."""
-        level, weighed = len(self._sure), self._weighed
-        sure = (q.amax(-1).float() ** _POWER).cpu().numpy().astype(np.float64)
+    def ends(self, greatest: Tensor) -> bool:
+        """See ``JointStop``."""
+        level, sure = len(self._sure), [float(each) ** _POWER for each in greatest.tolist()]
         self._sure.append(sure)
-        usual = (weighed.sure[level] + _UNSEEN * sure.mean()) / (weighed.tries[level] + _UNSEEN)
-        self._reached *= np.minimum(weighed.chances[level] * sure / max(usual, 1e-9), 1.0)
-        likely = np.cumprod([self._reached.mean(), *weighed.chances[level + 1 :]])  # how many have this token, the next
-        pays = np.cumsum(likely) - weighed.worth * (weighed.costs[level + 1 :] - weighed.costs[level])
-        return torch.full_like(kept, not pays.max() > 0, dtype=torch.bool)
+        usual = (self._before[level] + _UNSEEN * fmean(sure)) / (self._tries[level] + _UNSEEN)
+        chance = self._chances[level] / max(usual, 1e-9)
+        self._reached = [
+            all_before * min(chance * each, 1.0) for all_before, each in zip(self._reached, sure, strict=True)
+        ]
+        return fmean(self._reached) <= self._least(level)
+
+    def _least(self, level: int) -> float:
+        """How many requests must have all tokens to this one right for it to pay, or it and some behind it."""
+        least, tokens, likely = float("inf"), 0.0, 1.0  # where this one is right: how many, and that the last one is
+        for depth in range(level + 1, len(self._costs)):
+            tokens += likely
+            least = min(least, self._worth * (self._costs[depth] - self._costs[level]) / max(tokens, 1e-9))
+            likely *= self._chances[depth] if depth < len(self._chances) else 0.0
+        return least
 
     def sure(self, row: int, drafted: int) -> list[float]:
         """How sure the last draft of a request was of its ``drafted`` tokens, to be noted with what was accepted."""
-        return [float(level[row]) for level in self._sure[:drafted]]
+        return [level[row] for level in self._sure[:drafted]]

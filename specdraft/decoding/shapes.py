@@ -11,7 +11,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from specdraft.decoding.pacing import Goodput
-from specdraft.decoding.stopping import Stop
+from specdraft.decoding.stopping import JointStop, Stop
 from specdraft.errors import UserError
 
 Path = tuple[int, ...]
@@ -33,7 +33,7 @@ class StaticTree:
 
     paths: tuple[Path, ...]
     sampled: bool = True
-    stop: Stop | Goodput | None = None
+    stop: Stop | JointStop | Goodput | None = None
 
     def __post_init__(self) -> None:
         paths = sorted({tuple(int(rank) for rank in path) for path in self.paths}, key=lambda path: (len(path), path))

@@ -7,6 +7,7 @@ and the probabilities ``kept [B]`` with which the draft says what it holds so fa
 token and then dropped it would take tokens out of q without q knowing, and verification would not be exact any more.
 What is drawn is verified."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,15 @@ from specdraft.errors import UserError
 
 Stop = Callable[[Tensor, Tensor], Tensor]
 """``(q [B, Vd], kept [B]) -> bool [B]``: whether a request's draft ends here."""
+
+
+class JointStop(ABC):
+    """A rule by which the drafts of all requests side by side end together."""
+
+    @abstractmethod
+    def ends(self, greatest: Tensor) -> bool:
+        """Whether they end before their next token; ``greatest [B]``: the greatest probability of the distribution
+        that it would be drawn from."""
 
 
 @dataclass(frozen=True)

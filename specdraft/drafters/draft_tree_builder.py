@@ -18,7 +18,7 @@ from torch import Tensor
 from specdraft.decoding.pacing import Goodput
 from specdraft.decoding.sampling import Chance, Sampling, sample
 from specdraft.decoding.shapes import DynamicTree, ForcedPath, Shape, StaticTree
-from specdraft.decoding.stopping import Stop
+from specdraft.decoding.stopping import JointStop, Stop
 from specdraft.decoding.tree import ROOT, DraftTrees, empty
 
 FIRST_DRAW = 2**20  # numbers of ``Chance`` before it belong to verification
@@ -120,7 +120,7 @@ def _grow_static(
 
 
 def _grow_until(
-    stop: Stop,
+    stop: Stop | JointStop,
     logits: Tensor,
     extend: Extend,
     shape: StaticTree,
@@ -135,16 +135,20 @@ def _grow_until(
     going = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     for depth in range(1, shape.depth + 1):
         q = sampling.probabilities(logits) if drawing else logits.float().softmax(-1)  # [B, Vd]
-        going = going & ~stop(q, kept)
-        if not bool(going.any()):
+        if isinstance(stop, JointStop):
+            if stop.ends(q.amax(-1)):
+                break
+        elif not bool((going := going & ~stop(q, kept)).any()):
             break
         if drawing:
             assert chance is not None
             found = _draw(q[:, None], 1, chance, FIRST_DRAW + depth - 1)
         else:
             found = _best(logits[:, None], 1)
-        children.append(found._replace(alive=going[:, None]))
-        kept = kept * q.gather(1, found.tokens)[:, 0]
+        if not isinstance(stop, JointStop):
+            found = found._replace(alive=going[:, None])
+            kept = kept * q.gather(1, found.tokens)[:, 0]
+        children.append(found)
         if depth < shape.depth:
             logits = extend(Level(vocabulary.to_target(found.tokens), above, depth, depth - 1, None))[:, 0]
     if not children:

@@ -34,11 +34,6 @@ def told(sure=0.5, accepted=(0, 4, 2, 1, 6, 3, 0, 2, 5, 1), drafted=6):
     return known
 
 
-def q(*greatest):
-    """Distributions over a hundred tokens with such greatest probabilities, ``[B, 100]``."""
-    return torch.tensor([[each] + [(1 - each) / 99] * 99 for each in greatest])
-
-
 def test_only_a_rule_that_tells_what_drafts_are_worth_has_a_pace():
     for shape in (None, StaticTree.chain(3), StaticTree.chain(3, stop=Confidence()), DynamicTree()):
         assert Pace.of(shape, ASKED) is None
@@ -65,7 +60,7 @@ def length(pace, greatest, requests):
     """How many tokens are drafted if the draft is so sure of each, level by level."""
     shape = pace.shape(requests, 6)
     for level, each in enumerate(greatest):
-        if bool(shape.stop(q(*each), torch.ones(len(each))).any()):
+        if shape.stop.ends(torch.tensor(each)):
             return level
     return len(greatest)
 
@@ -86,8 +81,8 @@ def test_all_requests_go_on_or_none_by_what_they_bring_together():
     requests = [told(0.6**0.6)] * 4
     lengths = [length(pace, [[0.95] * n + [0.34] * (4 - n)] * 6, requests) for n in range(5)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[4]
-    stop = pace.shape(requests, 6).stop(q(0.9, 0.4, 0.5, 0.6), torch.ones(4))
-    assert len(set(stop.tolist())) == 1 and pace.sure(1, 1) == pytest.approx([0.4**0.6])
+    pace.shape(requests, 6).stop.ends(torch.tensor([0.9, 0.4, 0.5, 0.6]))
+    assert pace.sure(1, 1) == pytest.approx([0.4**0.6])
     assert pace.sure(1, 0) == []
 
 
@@ -123,7 +118,7 @@ def test_it_is_faster_than_every_fixed_length_where_the_draft_knows_what_is_easy
             if not isinstance(shape.stop, Pace):
                 return shape.depth, pace.sure
             for level in range(8):
-                if bool(shape.stop(q(*(each[level] for each in right)), torch.ones(requests))[0]):
+                if shape.stop.ends(torch.tensor([each[level] for each in right])):
                     return level, pace.sure
             return 8, pace.sure
 
