@@ -3,10 +3,10 @@
 B = requests side by side, K = the most tokens drafted, Vd = draft vocabulary.
 
 A level takes its time whether one request drafts it or all: all go on, or none. Before a round the rule tells from
-earlier ones whether to draft at all. A drafter that grows its drafts from distributions is asked again before every
-token: where it is surer than it usually is there, the token is taken to be right more often, and the other way round.
-What is looked at is the distribution that a token would be drawn from, and those of the tokens before it, of all
-requests: what is drawn is verified, and verification stays exact (``stopping.py``)."""
+earlier ones whether to draft at all. A drafter that grows its drafts from distributions is asked again after every
+token, before it takes another pass: where it was surer of a token than it usually is there, the token is taken to be
+right more often, and the other way round. Only distributions are looked at that drafted tokens were drawn from: what is
+drawn is verified, and verification stays exact (``stopping.py``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from specdraft.decoding.pacing import Goodput, Rounds
 from specdraft.decoding.shapes import Shape, StaticTree
 from specdraft.decoding.stopping import JointStop
 
-_POWER = 0.6  # of the greatest probability, with which the chance of a token goes: found on replayed drafts
+_POWER = 0.8  # of the greatest probability, with which the chance of a token goes: found on replayed drafts
 _UNSEEN = 4.0  # tokens that what the requests are sure of now counts, beside those that were judged
 
 
@@ -72,18 +72,16 @@ class Pace(JointStop):
         self._sure.append(sure)
         usual = (self._before[level] + _UNSEEN * fmean(sure)) / (self._tries[level] + _UNSEEN)
         chance = self._chances[level] / max(usual, 1e-9)
-        self._reached = [
-            all_before * min(chance * each, 1.0) for all_before, each in zip(self._reached, sure, strict=True)
-        ]
-        return fmean(self._reached) <= self._least(level)
+        self._reached = [before * min(chance * each, 1.0) for before, each in zip(self._reached, sure, strict=True)]
+        return fmean(self._reached) <= self._least(level + 1)
 
-    def _least(self, level: int) -> float:
-        """How many requests must have all tokens to this one right for it to pay, or it and some behind it."""
-        least, tokens, likely = float("inf"), 0.0, 1.0  # where this one is right: how many, and that the last one is
-        for depth in range(level + 1, len(self._costs)):
+    def _least(self, drafted: int) -> float:
+        """How many requests must have all ``drafted`` tokens right for another one to pay, or for some more."""
+        least, tokens, likely = float("inf"), 0.0, 1.0  # what more tokens bring where all before them are right
+        for depth in range(drafted + 1, len(self._costs)):
+            likely *= self._chances[depth - 1]
             tokens += likely
-            least = min(least, self._worth * (self._costs[depth] - self._costs[level]) / max(tokens, 1e-9))
-            likely *= self._chances[depth] if depth < len(self._chances) else 0.0
+            least = min(least, self._worth * (self._costs[depth] - self._costs[drafted]) / max(tokens, 1e-9))
         return least
 
     def sure(self, row: int, drafted: int) -> list[float]:

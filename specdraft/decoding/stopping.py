@@ -21,12 +21,12 @@ Stop = Callable[[Tensor, Tensor], Tensor]
 
 
 class JointStop(ABC):
-    """A rule by which the drafts of all requests side by side end together."""
+    """A rule by which the drafts of all requests side by side end together, asked after every token but the last."""
 
     @abstractmethod
     def ends(self, greatest: Tensor) -> bool:
-        """Whether they end before their next token; ``greatest [B]``: the greatest probability of the distribution
-        that it would be drawn from."""
+        """Whether they end with the token just drafted; ``greatest [B]``: the greatest probability of the distribution
+        that it was drawn from."""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ def grow(
     if isinstance(shape, DynamicTree):
         return _grow_dynamic(logits, extend, shape, vocabulary)
     assert not isinstance(shape.stop, Goodput)  # it said how long before the round began
+    if isinstance(shape.stop, JointStop):
+        return _grow_together(shape.stop, logits, extend, shape, sampling, chance, vocabulary)
     if shape.stop is not None:
         return _grow_until(shape.stop, logits, extend, shape, sampling, chance, vocabulary)
     return _grow_static(logits, extend, shape, sampling, chance, vocabulary)
@@ -120,7 +122,7 @@ def _grow_static(
 
 
 def _grow_until(
-    stop: Stop | JointStop,
+    stop: Stop,
     logits: Tensor,
     extend: Extend,
     shape: StaticTree,
@@ -135,24 +137,50 @@ def _grow_until(
     going = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     for depth in range(1, shape.depth + 1):
         q = sampling.probabilities(logits) if drawing else logits.float().softmax(-1)  # [B, Vd]
-        if isinstance(stop, JointStop):
-            if stop.ends(q.amax(-1)):
-                break
-        elif not bool((going := going & ~stop(q, kept)).any()):
+        going = going & ~stop(q, kept)
+        if not bool(going.any()):
             break
         if drawing:
             assert chance is not None
             found = _draw(q[:, None], 1, chance, FIRST_DRAW + depth - 1)
         else:
             found = _best(logits[:, None], 1)
-        if not isinstance(stop, JointStop):
-            found = found._replace(alive=going[:, None])
-            kept = kept * q.gather(1, found.tokens)[:, 0]
-        children.append(found)
+        children.append(found._replace(alive=going[:, None]))
+        kept = kept * q.gather(1, found.tokens)[:, 0]
         if depth < shape.depth:
             logits = extend(Level(vocabulary.to_target(found.tokens), above, depth, depth - 1, None))[:, 0]
     if not children:
         return empty(len(going), going.device)
+    found = _Children.cat(children)
+    q_of_all = None if found.q is None else vocabulary.scatter_to_target(found.q)
+    return DraftTrees.chains(vocabulary.to_target(found.tokens), q_of_all, found.alive)
+
+
+def _grow_together(
+    stop: JointStop,
+    logits: Tensor,
+    extend: Extend,
+    shape: StaticTree,
+    sampling: Sampling,
+    chance: Chance | None,
+    vocabulary: Vocabulary,
+) -> DraftTrees:
+    drawing = shape.sampled and not sampling.greedy
+    children: list[_Children] = []  # per level
+    above = torch.zeros((len(logits), 1), dtype=torch.int64, device=logits.device)
+    for depth in range(1, shape.depth + 1):
+        if drawing:
+            assert chance is not None
+            found = _draw(sampling.probabilities(logits)[:, None], 1, chance, FIRST_DRAW + depth - 1)
+        else:
+            found = _best(logits[:, None], 1)
+        children.append(found)
+        if depth == shape.depth:
+            break
+        q = logits.float().softmax(-1) if found.q is None else found.q[:, 0]  # [B, Vd]
+        if stop.ends(q.amax(-1)):
+            break
+        logits = extend(Level(vocabulary.to_target(found.tokens), above, depth, depth - 1, None))[:, 0]
     found = _Children.cat(children)
     q_of_all = None if found.q is None else vocabulary.scatter_to_target(found.q)
     return DraftTrees.chains(vocabulary.to_target(found.tokens), q_of_all, found.alive)

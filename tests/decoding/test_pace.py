@@ -61,34 +61,34 @@ def length(pace, greatest, requests):
     shape = pace.shape(requests, 6)
     for level, each in enumerate(greatest):
         if shape.stop.ends(torch.tensor(each)):
-            return level
-    return len(greatest)
+            return level + 1
+    return len(greatest) + 1
 
 
 def test_a_draft_goes_on_where_it_is_surer_than_usual():
     pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS)), ASKED)
-    usual = 0.6**0.6  # as ``Rounds`` keep it
+    usual = 0.6**0.8  # as ``Rounds`` keep it
     lengths = [length(pace, [[sure]] * 6, [told(usual)]) for sure in (0.35, 0.6, 0.95)]
     assert lengths[0] < lengths[1] < lengths[2] == 6
     assert lengths[1] == Goodput(COSTS).weigh([told()], 6).tokens  # as sure as ever: what earlier rounds say
     # A token of which it is not quite sure is worth its time for those behind it, and not where it is a guess.
-    assert length(pace, [[0.95], [0.95], [0.35], [0.95]], [told(usual)]) == 4
-    assert length(pace, [[0.95], [0.95], [0.01], [0.95]], [told(usual)]) == 2
+    assert length(pace, [[0.95], [0.95], [0.35], [0.95]], [told(usual)]) == 5
+    assert length(pace, [[0.95], [0.95], [0.01], [0.95]], [told(usual)]) == 3
 
 
 def test_all_requests_go_on_or_none_by_what_they_bring_together():
     pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS)), ASKED)
-    requests = [told(0.6**0.6)] * 4
+    requests = [told(0.6**0.8)] * 4
     lengths = [length(pace, [[0.95] * n + [0.34] * (4 - n)] * 6, requests) for n in range(5)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[4]
     pace.shape(requests, 6).stop.ends(torch.tensor([0.9, 0.4, 0.5, 0.6]))
-    assert pace.sure(1, 1) == pytest.approx([0.4**0.6])
+    assert pace.sure(1, 1) == pytest.approx([0.4**0.8])
     assert pace.sure(1, 0) == []
 
 
 def test_before_anything_is_known_the_draft_itself_is_the_measure():
     pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS, 0.8)), ASKED)
-    assert length(pace, [[0.5], [0.5], [0.9]], [Rounds()]) == 3
+    assert length(pace, [[0.5], [0.5], [0.9]], [Rounds()]) == 4
 
 
 @pytest.mark.parametrize("requests", [1, 4, 16])
@@ -117,9 +117,9 @@ def test_it_is_faster_than_every_fixed_length_where_the_draft_knows_what_is_easy
                 return 0, pace.sure
             if not isinstance(shape.stop, Pace):
                 return shape.depth, pace.sure
-            for level in range(8):
+            for level in range(7):
                 if shape.stop.ends(torch.tensor([each[level] for each in right])):
-                    return level, pace.sure
+                    return level + 1, pace.sure
             return 8, pace.sure
 
         return shape_of
