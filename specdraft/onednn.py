@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 # A product of a number of rows that oneDNN has not met is prepared first, which takes half a millisecond. It keeps two
 # entries of each, 1,024 in all unless told otherwise before the first product: too few for drafts of changing lengths
-# of up to 16 requests. Each takes about 0.3 MB, so that many shapes may now take 1.2 GB.
+# of up to 16 requests. A product keeps about 0.6 MB, so that many may take 1.2 GB.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
 
 _SMALL = 2**20  # elements of a weight whose product may be over before oneDNN's has begun

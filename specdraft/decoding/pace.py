@@ -15,7 +15,7 @@ from statistics import fmean
 from torch import Tensor
 
 from specdraft.decoding.interfaces import Drafter
-from specdraft.decoding.pacing import Goodput, Rounds
+from specdraft.decoding.pacing import Goodput, Rounds, Weighed
 from specdraft.decoding.shapes import Shape, StaticTree
 from specdraft.decoding.stopping import JointStop
 
@@ -27,13 +27,8 @@ class Pace(JointStop):
     """The lengths of a decoding's drafts, round by round. What is asked for every token is reckoned in plain numbers: a
     pass of a small head is over in the time of some dozens of calls of torch or numpy."""
 
-    # Of the round under way, as ``Weighed`` has them, and how likely all tokens of each draft so far are right, [B].
-    _costs: list[float]
-    _worth: float
-    _chances: list[float]
-    _tries: list[float]
-    _before: list[float]
-    _reached: list[float]
+    _weighed: Weighed  # for the round under way
+    _reached: list[float]  # how likely all tokens of each draft so far are right, [B]
 
     def __init__(self, shape: StaticTree, drafter: Drafter) -> None:
         """shape: the longest draft, whose rule is a ``Goodput``."""
@@ -56,32 +51,32 @@ class Pace(JointStop):
         """Of the next round's drafts, of at most ``room`` tokens; None: of no tokens."""
         self._sure = []
         most = min(room, len(self._fixed))
-        weighed = self.rule.weigh(requests, most)
-        tokens = most if weighed is None else weighed.tokens
-        if not tokens:
-            return None
-        if weighed is None or not self.asks:
-            return self._fixed[tokens - 1]
-        self._costs, self._worth, self._chances = weighed.costs.tolist(), weighed.worth, weighed.chances.tolist()
-        self._tries, self._before, self._reached = weighed.tries.tolist(), weighed.sure.tolist(), [1.0] * len(requests)
-        return self._asked[most - 1]
+        if not self.asks:
+            tokens = self.rule.tokens(requests, most)
+            return self._fixed[tokens - 1] if tokens else None
+        if (weighed := self.rule.weigh(requests, most)) is None:
+            return self._fixed[most - 1]
+        self._weighed, self._reached = weighed, [1.0] * len(requests)
+        return self._asked[most - 1] if weighed.best else None
 
     def ends(self, greatest: Tensor) -> bool:
         """See ``JointStop``."""
         level, sure = len(self._sure), [float(each) ** _POWER for each in greatest.tolist()]
         self._sure.append(sure)
-        usual = (self._before[level] + _UNSEEN * fmean(sure)) / (self._tries[level] + _UNSEEN)
-        chance = self._chances[level] / max(usual, 1e-9)
+        weighed = self._weighed
+        usual = (weighed.sure[level] + _UNSEEN * fmean(sure)) / (weighed.tries[level] + _UNSEEN)
+        chance = weighed.chances[level] / max(usual, 1e-9)
         self._reached = [before * min(chance * each, 1.0) for before, each in zip(self._reached, sure, strict=True)]
         return fmean(self._reached) <= self._least(level + 1)
 
     def _least(self, drafted: int) -> float:
         """How many requests must have all ``drafted`` tokens right for another one to pay, or for some more."""
+        costs, _, worth, chances, *_ = self._weighed
         least, tokens, likely = float("inf"), 0.0, 1.0  # what more tokens bring where all before them are right
-        for depth in range(drafted + 1, len(self._costs)):
-            likely *= self._chances[depth - 1]
+        for depth in range(drafted + 1, len(costs)):
+            likely *= chances[depth - 1]
             tokens += likely
-            least = min(least, self._worth * (self._costs[depth] - self._costs[drafted]) / max(tokens, 1e-9))
+            least = min(least, worth * (costs[depth] - costs[drafted]) / max(tokens, 1e-9))
         return least
 
     def sure(self, row: int, drafted: int) -> list[float]:

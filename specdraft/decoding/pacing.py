@@ -7,6 +7,8 @@ draft draws, so that verification stays exact at every temperature, and nothing 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -14,55 +16,56 @@ from numpy.typing import NDArray
 
 from specdraft.errors import UserError
 
-_FADES = np.array([0.85, 0.97])  # what a round counts beside the one after it: for its own request, and for all
+_FADES = (0.85, 0.97)  # what a round counts beside the one after it: for its own request, and for all
 _SHARED = 16.0  # rounds that what all requests tell counts for each of them
 _UNSEEN = 4.0  # rounds that the acceptance rate counts that is expected before any draft was judged
 
 
 class Rounds:
-    """What the rounds of one request tell: how often each token of a draft was tried, and how often it was right where
-    all before it were, as a draft tells nothing beyond its end. The newer a round, the more it counts."""
+    """What the rounds of one request tell: how often each token of a draft was tried, how often it was right where all
+    before it were, as a draft tells nothing beyond its end, and how sure the draft was of it when it was tried
+    (``pace.py``). The newer a round, the more it counts: for its own request, and more slowly for all. Plain numbers:
+    all requests note every round, and so few of them take arrays longer."""
 
     def __init__(self, judged: Iterable[tuple[int, int]] = ()) -> None:
         """judged: how many tokens each round drafted, and how many were accepted; the newest last."""
-        self._counts = np.zeros((2, 3, 8))  # by fade; tries, hits, how sure the draft was; by token
+        self.own: tuple[list[float], ...] = ([], [], [])  # tries, hits, certainty in all tries together, by token
+        self.shared: tuple[list[float], ...] = ([], [], [])
         for drafted, accepted in judged:
             self.note(drafted, accepted)
 
     def note(self, drafted: int, accepted: int, sure: Sequence[float] = ()) -> None:
-        """Another round; ``sure``: how sure the draft was of each token, if it says so (``pace.py``)."""
-        if drafted > self._counts.shape[2]:
-            self._counts = np.pad(self._counts, ((0, 0), (0, 0), (0, drafted)))
-        self._counts *= _FADES[:, None, None]
-        self._counts[:, 0, : min(drafted, accepted + 1)] += 1
-        self._counts[:, 1, : min(drafted, accepted)] += 1
-        if len(judged := sure[: min(drafted, accepted + 1)]):
-            self._counts[:, 2, : len(judged)] += judged
+        """Another round; ``sure``: how sure the draft was of each token, if it says so."""
+        tried = min(drafted, accepted + 1)
+        for fade, counts in zip(_FADES, (self.own, self.shared), strict=True):
+            for count in counts:
+                count[:] = [fade * each for each in count]
+                count += [0.0] * (drafted - len(count))
+            tries, hits, certainty = counts
+            for token in range(tried):
+                tries[token] += 1.0
+                hits[token] += token < accepted
+            for token, each in enumerate(sure[:tried]):
+                certainty[token] += each
 
     def counts(self, most: int) -> NDArray[np.float64]:
-        """Of the first K = ``most`` tokens, as they count for the request and for all: tries, hits, and how sure the
-        draft was in all tries together, ``[2, 3, K]``."""
-        known = self._counts[:, :, :most]
-        return np.pad(known, ((0, 0), (0, 0), (0, most - known.shape[2]))) if known.shape[2] < most else known
+        """Of the first K = ``most`` tokens, as they count for the request and for all: ``[2, 3, K]``."""
+        both = (self.own, self.shared)
+        return np.array([[[*count, *[0.0] * most][:most] for count in counts] for counts in both])
 
 
 class Weighed(NamedTuple):
-    """What drafts of 0 to K tokens are worth in the next round, by the rounds before.
-    costs: ``[K + 1]`` in plain steps. worth: tokens that a plain step brings with the best fixed length. gains:
-    ``[K + 1]`` tokens expected of the requests as they are. chances: ``[K]`` that the first token is accepted, the
-    second where the first was, and so on. tries, sure: ``[K]`` how often each was judged, and ``Rounds``' certainty."""
+    """What drafts of 0 to K tokens are worth in the next round, by the last rounds of all requests alike.
+    costs: K + 1, in plain steps. best: the fixed length that brings most, and worth: tokens that a plain step brings
+    with it. chances: K, that the first token is accepted, the second where the first was, and so on. tries, sure: K,
+    how often each was judged, and how sure drafts were of it in all tries together."""
 
-    costs: NDArray[np.float64]
+    costs: list[float]
+    best: int
     worth: float
-    gains: NDArray[np.float64]
-    chances: NDArray[np.float64]
-    tries: NDArray[np.float64]
-    sure: NDArray[np.float64]
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens to draft."""
-        return int(np.argmax(self.gains - self.worth * self.costs))
+    chances: list[float]
+    tries: list[float]
+    sure: list[float]
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,7 @@ class Goodput:
 
     costs: Sequence[float] | Mapping[int, Sequence[float]] | None = field(default=None, hash=False)
     expected: float = 0.8
-    _whole: dict[tuple[int, int], NDArray[np.float64]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _whole: dict[tuple[int, int], list[float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.expected <= 1:
@@ -104,12 +105,27 @@ class Goodput:
         key = len(requests), most
         if (costs := self._whole.get(key)) is None:  # asked every round, and the same
             costs = self._whole[key] = _whole_costs(self.costs, *key)
+        tries, hits, sure = [0.0] * most, [0.0] * most, [0.0] * most
+        for request in requests:
+            for total, count in zip((tries, hits, sure), request.shared, strict=True):
+                for token, each in enumerate(count[:most]):
+                    total[token] += each
+        chances = [(h + _UNSEEN * self.expected) / (t + _UNSEEN) for t, h in zip(tries, hits, strict=True)]
+        best, worth, tokens = 0, 1.0, 1.0
+        for drafted, likely in enumerate(accumulate(chances, mul), start=1):
+            tokens += likely
+            if (rate := tokens / (1.0 + costs[drafted])) > worth:
+                best, worth = drafted, rate
+        return Weighed(costs, best, worth, chances, tries, sure)
+
+    def tokens(self, requests: Sequence[Rounds], most: int) -> int:
+        """How many tokens to draft for each of the requests next, 0 to ``most``, where a draft does not say how sure it
+        is: by what was accepted of each request as well."""
+        if (weighed := self.weigh(requests, most)) is None:
+            return most
         known = np.array([each.counts(most) for each in requests])  # [B, 2, 3, K]
-        each, shared = _chances(known, self.expected)
-        worth = float((_gains(shared, 1.0) / (1.0 + costs)).max())
-        chances = shared / np.maximum(np.concatenate([[1.0], shared[:-1]]), 1e-9)
-        tries, _, sure = known[:, 1].sum(0)
-        return Weighed(costs, worth, _gains(each, 0.0), chances, tries, sure)
+        gains = np.concatenate([[0.0], np.cumsum(_chances(known, weighed.chances, self.expected))])
+        return int(np.argmax(gains - weighed.worth * np.array(weighed.costs)))
 
     @property
     def lacks(self) -> str | None:
@@ -145,28 +161,20 @@ def acceptance_rate(judged: Iterable[tuple[int, int]]) -> float:
     return right / (right + wrong) if right else 0.0
 
 
-def _whole_costs(
-    costs: Sequence[float] | Mapping[int, Sequence[float]], requests: int, most: int
-) -> NDArray[np.float64]:
+def _whole_costs(costs: Sequence[float] | Mapping[int, Sequence[float]], requests: int, most: int) -> list[float]:
     """Of 0 to ``most`` drafted tokens of so many requests side by side."""
     curves = costs if isinstance(costs, Mapping) else {1: costs}
     whole = [np.cumsum([0.0, *each[:most], *[each[-1]] * (most - len(each))]) for each in curves.values()]
-    return np.array([np.interp(requests, list(curves), each) for each in zip(*whole, strict=True)])
+    return [float(np.interp(requests, list(curves), each)) for each in zip(*whole, strict=True)]
 
 
-def _gains(chances: NDArray[np.float64], at_least: float) -> NDArray[np.float64]:
-    """Tokens that a round of 0 to K drafted ones is expected to bring."""
-    return at_least + np.concatenate([[0.0], np.cumsum(chances)])
-
-
-def _chances(known: NDArray[np.float64], expected: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How likely the first 1 to K drafted tokens are all accepted, ``[K]``, by the counts ``[B, 2, 3, K]``: in the mean
-    over requests by the last rounds of each, and by those of all alike."""
+def _chances(known: NDArray[np.float64], shared: Sequence[float], expected: float) -> NDArray[np.float64]:
+    """How likely the first 1 to K drafted tokens are all accepted, ``[K]``, in the mean over requests by the last
+    rounds of each. known: ``[B, 2, 3, K]``, ``Rounds.counts``; shared: ``Weighed.chances``."""
     tries, hits, _ = known[:, 1].sum(0)  # [K]
-    shared = (hits + _UNSEEN * expected) / (tries + _UNSEEN)
     middle = (hits.sum() + _UNSEEN * expected) / (tries.sum() + _UNSEEN)
     tries, hits, _ = known[:, 0].swapaxes(0, 1)  # [B, K]
     own = (hits.sum(1) + _SHARED * middle) / (tries.sum(1) + _SHARED)  # [B], as a request is easy on all levels alike
-    usual = np.minimum(own[:, None] * shared / max(middle, 1e-9), 1.0)
+    usual = np.minimum(own[:, None] * np.array(shared) / max(middle, 1e-9), 1.0)
     each = (hits + _SHARED * usual) / (tries + _SHARED)
-    return np.cumprod(each, axis=1).mean(0), np.cumprod(shared)
+    return np.cumprod(each, axis=1).mean(0)

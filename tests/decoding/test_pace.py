@@ -45,7 +45,7 @@ def test_only_a_rule_that_tells_what_drafts_are_worth_has_a_pace():
 def test_what_has_no_distribution_of_each_token_is_told_a_length(drafter):
     draws, rates_hold = drafter
     pace = Pace(StaticTree.chain(6, False, Goodput(COSTS)), SimpleNamespace(draws=draws, rates_hold=rates_hold))
-    tokens = Goodput(COSTS).weigh([told()], 6).tokens
+    tokens = Goodput(COSTS).tokens([told()], 6)
     assert 0 < tokens < 6 and pace.shape([told()], 6) == StaticTree.chain(tokens, False)
     assert pace.shape([told()], 1) == StaticTree.chain(1, False) and pace.sure(0, 1) == []
     assert pace.shape([told(accepted=(0,))], 6) is None
@@ -70,7 +70,7 @@ def test_a_draft_goes_on_where_it_is_surer_than_usual():
     usual = 0.6**0.8  # as ``Rounds`` keep it
     lengths = [length(pace, [[sure]] * 6, [told(usual)]) for sure in (0.35, 0.6, 0.95)]
     assert lengths[0] < lengths[1] < lengths[2] == 6
-    assert lengths[1] == Goodput(COSTS).weigh([told()], 6).tokens  # as sure as ever: what earlier rounds say
+    assert lengths[1] == Goodput(COSTS).tokens([told()], 6)  # as sure as ever: what earlier rounds say
     # A token of which it is not quite sure is worth its time for those behind it, and not where it is a guess.
     assert length(pace, [[0.95], [0.95], [0.35], [0.95]], [told(usual)]) == 5
     assert length(pace, [[0.95], [0.95], [0.01], [0.95]], [told(usual)]) == 3

@@ -16,75 +16,68 @@ from specdraft.errors import UserError
 COSTS = (0.3, 0.15)
 
 
-def tokens(rule, requests, most):
-    weighed = rule.weigh(requests, most)
-    return most if weighed is None else weighed.tokens
-
-
 def rounds(*pairs):
     return Rounds(pairs)
 
 
 def test_as_long_as_what_was_accepted_lately_pays():
     stop, many = Goodput(COSTS), 24
-    assert tokens(stop, [rounds(*[(6, 6)] * many)], 6) == 6
-    assert tokens(stop, [rounds(*[(6, 0)] * many)], 6) == 0
-    assert 1 <= tokens(stop, [rounds(*[(6, 2)] * many)], 6) <= 3
-    assert tokens(stop, [rounds(*[(6, 6)] * many)], 3) == 3
+    assert stop.tokens([rounds(*[(6, 6)] * many)], 6) == 6
+    assert stop.tokens([rounds(*[(6, 0)] * many)], 6) == 0
+    assert 1 <= stop.tokens([rounds(*[(6, 2)] * many)], 6) <= 3
+    assert stop.tokens([rounds(*[(6, 6)] * many)], 3) == 3
     # The newest rounds count most, and old ones next to nothing.
     bad, good = [(6, 0)] * many, [(6, 6)] * many
-    assert tokens(stop, [rounds(*bad, *good)], 6) > tokens(stop, [rounds(*good, *bad)], 6)
-    assert tokens(stop, [rounds(*bad, *good * 9)], 6) == tokens(stop, [rounds(*good * 9)], 6)
+    assert stop.tokens([rounds(*bad, *good)], 6) > stop.tokens([rounds(*good, *bad)], 6)
+    assert stop.tokens([rounds(*bad, *good * 9)], 6) == stop.tokens([rounds(*good * 9)], 6)
 
 
 def test_a_draft_tells_nothing_of_tokens_behind_its_end():
     """Short drafts that were accepted whole are no reason to draft short ones."""
-    assert tokens(Goodput(COSTS), [rounds(*[(2, 2)] * 24)], 6) > 2
+    assert Goodput(COSTS).tokens([rounds(*[(2, 2)] * 24)], 6) > 2
 
 
 def test_free_tokens_are_all_drafted_and_dear_ones_are_not():
     often = [rounds(*[(6, 3)] * 24)]
-    assert tokens(Goodput((0.0, 0.0)), often, 6) == 6
-    assert tokens(Goodput((9.0, 9.0)), often, 6) == 0
-    assert (
-        tokens(Goodput((2.0, 0.0)), [rounds(*[(6, 1)] * 24)], 6) == 0
-    )  # to begin is too dear, though the rest is free
-    assert tokens(Goodput((0.1, 0.0, 0.0, 9.0, 0.0)), often, 6) == 3  # where a device computes four in the time of two
-    assert tokens(Goodput((0.1,)), often, 6) == tokens(Goodput((0.1,) * 6), often, 6)  # the last holds for all further
+    assert Goodput((0.0, 0.0)).tokens(often, 6) == 6
+    assert Goodput((9.0, 9.0)).tokens(often, 6) == 0
+    assert Goodput((2.0, 0.0)).tokens([rounds(*[(6, 1)] * 24)], 6) == 0  # to begin is too dear, though the rest is free
+    assert Goodput((0.1, 0.0, 0.0, 9.0, 0.0)).tokens(often, 6) == 3  # where a device computes four in the time of two
+    assert Goodput((0.1,)).tokens(often, 6) == Goodput((0.1,) * 6).tokens(often, 6)  # the last holds for all further
 
 
 def test_costs_by_requests_side_by_side():
     often = rounds(*[(6, 3)] * 24)
     stop = Goodput({16: [1.5, 1.5], 1: [0.0]})
     assert stop == Goodput({"1": (0.0,), "16": (1.5, 1.5)}) == replace(stop) and hash(stop)  # as JSON has them
-    lengths = [tokens(stop, [often] * count, 6) for count in (1, 2, 4, 8, 16, 99)]
+    lengths = [stop.tokens([often] * count, 6) for count in (1, 2, 4, 8, 16, 99)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] == 6 and lengths[-1] == lengths[-2] == 0
-    assert lengths[3] == tokens(Goodput([1.5 * 7 / 15]), [often] * 8, 6)  # between those measured
+    assert lengths[3] == Goodput([1.5 * 7 / 15]).tokens([often] * 8, 6)  # between those measured
 
 
 def test_of_many_requests_the_mean_decides():
     sure, lost = rounds(*[(4, 4)] * 24), rounds(*[(4, 0)] * 24)
-    lengths = [tokens(Goodput(COSTS), [sure] * n + [lost] * (8 - n), 4) for n in range(9)]
+    lengths = [Goodput(COSTS).tokens([sure] * n + [lost] * (8 - n), 4) for n in range(9)]
     assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == 4 and lengths[1] == 0
 
 
 def test_what_nobody_drafts_is_tried_again():
     """Counts get old: a request whose drafts failed drafts nothing for some rounds, not for ever."""
     told = [(6, 0)] * 24
-    assert tokens(Goodput(COSTS), [rounds(*told)], 6) == 0
-    while not tokens(Goodput(COSTS), [rounds(*told)], 6):
+    assert Goodput(COSTS).tokens([rounds(*told)], 6) == 0
+    while not Goodput(COSTS).tokens([rounds(*told)], 6):
         told.append((0, 0))
         assert len(told) <= 24 + 48
 
 
 def test_before_anything_is_known_all_is_drafted():
-    assert tokens(Goodput(), [rounds((6, 0))], 6) == 6 and tokens(Goodput(COSTS), [], 6) == 6
-    assert tokens(Goodput(COSTS), [Rounds()], 6) > 1
+    assert Goodput().tokens([rounds((6, 0))], 6) == 6 and Goodput(COSTS).tokens([], 6) == 6
+    assert Goodput(COSTS).tokens([Rounds()], 6) > 1
     assert Goodput().lacks and not Goodput(COSTS).lacks and hash(Goodput([1, 2])) == hash(Goodput((1.0, 2.0)))
 
 
 def test_what_is_expected_decides_before_anything_is_known():
-    lengths = [tokens(Goodput(COSTS, rate), [Rounds()], 6) for rate in (0.0, 0.3, 0.6, 0.9)]
+    lengths = [Goodput(COSTS, rate).tokens([Rounds()], 6) for rate in (0.0, 0.3, 0.6, 0.9)]
     assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == 6
     assert acceptance_rate([(4, 4), (4, 2), (4, 0), (0, 0)]) == pytest.approx(6 / 8)
     assert acceptance_rate([]) == acceptance_rate([(3, 0)]) == 0.0
@@ -130,7 +123,7 @@ def test_it_is_about_as_fast_as_the_best_fixed_length_and_faster_where_text_has_
         return tokens / seconds
 
     fixed = {k: rate(lambda _, k=k: k) for k in range(9)}
-    ours = rate(lambda known: tokens(Goodput(COSTS), known, 8))
+    ours = rate(lambda known: Goodput(COSTS).tokens(known, 8))
     gain = {1: 1.15, 4: 1.02, 16: 1.0}[requests] if stays > 0.9 else 0.98
     assert ours >= gain * max(fixed.values())
     assert fixed[1] < 0.9 * max(fixed.values())  # lengths do matter here
