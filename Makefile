@@ -73,9 +73,10 @@ smollm2-head: $(SMOLLM2) ## train the head that ships on them (an hour or more o
 	cp specdraft/embedded/smollm2_conversations/conversations.parquet $(HEAD_DATA)
 	$(RUN) train.py target=smollm2-135m target.dtype=bfloat16 trainer.precision=bf16-mixed init=embedded://smollm2-eagle3 init_vocabulary=data \
 	  data=conversations data.path=$(HEAD_DATA) data.source.held_out=0.02 data.limit=null data.regenerate=false \
-	  data.sequence_length=1024 data.batch_size=2 data.validation_limit=64 trainer.max_steps=1100 live.every_n_steps=250 \
+	  data.sequence_length=1024 data.batch_size=2 data.validation_limit=64 trainer.max_steps=1600 live.every_n_steps=400 \
 	  live.prompts=24 live.max_new_tokens=32 evaluate=false export=null hydra.run.dir=runs/smollm2-head $(ARGS)
-	$(RUN) evaluate.py checkpoint=runs/smollm2-head hydra.run.dir=runs/smollm2-head-measured
+	$(RUN) evaluate.py checkpoint=runs/smollm2-head decoding.max_new_tokens=64 decoding.num_draft_tokens=3 \
+	  hydra.run.dir=runs/smollm2-head-measured
 	$(RUN) -m specdraft.embedded.heads runs/smollm2-head specdraft/embedded/smollm2_eagle3 \
 	  --evaluation runs/smollm2-head-measured \
 	  --command 'make smollm2-answers smollm2-head$(if $(ARGS), ARGS="$(ARGS)")'
