@@ -79,7 +79,7 @@ class Goodput:
     How likely a token is reached and accepted is counted over the last rounds of each request, the newer the more, and
     of all of them where a request tells little. A token is drafted if it brings more than its time would bring with
     the fixed length that is best by these counts; where none pays, nothing is drafted until the counts are old. A draft
-    that grows from distributions is judged again before every token, by how sure it is (``pace.py``)."""
+    that grows from distributions is judged again after every token, by how sure it was of it (``pace.py``)."""
 
     costs: Sequence[float] | Mapping[int, Sequence[float]] | None = field(default=None, hash=False)
     expected: float = 0.8
