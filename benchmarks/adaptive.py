@@ -12,9 +12,11 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from common import alternate, print_table, write_result
 from specdraft.data.prompts import encode, usual_benchmark
@@ -28,6 +30,7 @@ from specdraft.drafters.checkpoint import check_target, load_drafter
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation import load_prompts
+from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.targets import Target
 
 _PILOT = 3  # turns, of whose times the middle one counts
@@ -106,8 +109,14 @@ def measure(
         "tokens_a_second": middle,
         "best": fastest,
         "ratio": statistics.median(ratios),
+        "ratio_interval": bootstrap_interval(torch.tensor([[each, 1.0] for each in ratios]), _mean),
     }
     return found | {"all": rates, "round_seconds": {size: each[2] for size, each in pilot.items()}}
+
+
+def _mean(sums: Tensor) -> Tensor:
+    """Over turns, of sums and counts ``[R, 2]``."""
+    return sums[:, 0] / sums[:, 1]
 
 
 @exit_on_user_error
@@ -145,9 +154,11 @@ def main() -> None:
                 lengths = ", ".join(f"{speed[f'K={k}']:.0f}" for k in range(1, options.longest + 1))
                 row = [str(batch), f"{temperature:g}", f"{speed['plain']:.0f}", lengths, f"{speed['goodput']:.0f}"]
                 costs = ", ".join(f"{cost:.2f}" for cost in found["costs"][batch])
-                rows.append([*row, costs, f"{found['ratio']:.2f} ({found['best']})"])
+                low, high = found["ratio_interval"] or (float("nan"),) * 2
+                rows.append([*row, costs, f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}] ({found['best']})"])
                 print_table(COLUMNS, rows)
-    settings = vars(options) | {"checkpoint": drafter.family}
+    prompts_file = Path(options.prompts).name if options.prompts else None
+    settings = vars(options) | {"checkpoint": drafter.family, "prompts": prompts_file}
     print(f"\nwritten to {write_result('adaptive', settings, {'measured': measured})}")
 
 

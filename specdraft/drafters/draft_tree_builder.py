@@ -72,6 +72,10 @@ def grow(
     if isinstance(shape, DynamicTree):
         return _grow_dynamic(logits, extend, shape, vocabulary)
     assert not isinstance(shape.stop, Goodput)  # it said how long before the round began
+    if not shape.sampled or sampling.greedy:
+        chance = None  # the likeliest tokens are drafted
+    else:
+        assert chance is not None
     if isinstance(shape.stop, JointStop):
         return _grow_together(shape.stop, logits, extend, shape, sampling, chance, vocabulary)
     if shape.stop is not None:
@@ -83,7 +87,6 @@ def _grow_static(
     logits: Tensor, extend: Extend, shape: StaticTree, sampling: Sampling, chance: Chance | None, vocabulary: Vocabulary
 ) -> DraftTrees:
     batch, device = len(logits), logits.device
-    drawing = shape.sampled and not sampling.greedy
     children: list[_Children] = []  # per level
     parents: list[int] = []
     read, level, before = [ROOT], [ROOT], 0  # nodes that ``logits`` tell of, nodes of the level, nodes read before it
@@ -93,12 +96,11 @@ def _grow_static(
     for depth, branching in enumerate(shape.branching, start=1):
         counts = [count for count in branching if count]
         width = max(counts)
-        if drawing:
-            assert chance is not None
+        if chance is None:
+            found = _best(logits, width)
+        else:
             found = _draw(sampling.probabilities(logits), width, chance, drawn)
             drawn += len(counts) * width
-        else:
-            found = _best(logits, width)
         wanted = tuple(place * width + rank for place, count in enumerate(counts) for rank in range(count))
         children.append(found if len(wanted) == len(counts) * width else found.take(_constant(wanted, device)))
         level = list(range(len(parents), len(parents) + len(wanted)))
@@ -115,10 +117,8 @@ def _grow_static(
         wider = None if seen is None else seen.expand(batch, -1, -1)
         logits = extend(Level(tokens, above.expand(batch, -1), depth, before, wider))
         read, before = unread, before + len(unread)
-    found = _Children.cat(children)
-    q = None if found.q is None else vocabulary.scatter_to_target(found.q)
-    above = _constant(tuple(parents), device).expand(batch, -1)
-    return DraftTrees(vocabulary.to_target(found.tokens), above, q, found.alive, depth=shape.depth, width=shape.width)
+    found, above = _whole(children, vocabulary), _constant(tuple(parents), device).expand(batch, -1)
+    return DraftTrees(found.tokens, above, found.q, found.alive, depth=shape.depth, width=shape.width)
 
 
 def _grow_until(
@@ -130,30 +130,23 @@ def _grow_until(
     chance: Chance | None,
     vocabulary: Vocabulary,
 ) -> DraftTrees:
-    drawing = shape.sampled and not sampling.greedy
     children: list[_Children] = []  # per level
     above = torch.zeros((len(logits), 1), dtype=torch.int64, device=logits.device)
     kept = torch.ones(len(logits), device=logits.device)  # the probability of what each draft holds
     going = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     for depth in range(1, shape.depth + 1):
-        q = sampling.probabilities(logits) if drawing else logits.float().softmax(-1)  # [B, Vd]
+        q = _distributions(logits, sampling, chance)
         going = going & ~stop(q, kept)
         if not bool(going.any()):
             break
-        if drawing:
-            assert chance is not None
-            found = _draw(q[:, None], 1, chance, FIRST_DRAW + depth - 1)
-        else:
-            found = _best(logits[:, None], 1)
+        found = _next(logits, q, depth, chance)
         children.append(found._replace(alive=going[:, None]))
         kept = kept * q.gather(1, found.tokens)[:, 0]
         if depth < shape.depth:
             logits = extend(Level(vocabulary.to_target(found.tokens), above, depth, depth - 1, None))[:, 0]
     if not children:
         return empty(len(going), going.device)
-    found = _Children.cat(children)
-    q_of_all = None if found.q is None else vocabulary.scatter_to_target(found.q)
-    return DraftTrees.chains(vocabulary.to_target(found.tokens), q_of_all, found.alive)
+    return DraftTrees.chains(*_whole(children, vocabulary))
 
 
 def _grow_together(
@@ -165,25 +158,31 @@ def _grow_together(
     chance: Chance | None,
     vocabulary: Vocabulary,
 ) -> DraftTrees:
-    drawing = shape.sampled and not sampling.greedy
-    children: list[_Children] = []  # per level
     above = torch.zeros((len(logits), 1), dtype=torch.int64, device=logits.device)
-    for depth in range(1, shape.depth + 1):
-        if drawing:
-            assert chance is not None
-            found = _draw(sampling.probabilities(logits)[:, None], 1, chance, FIRST_DRAW + depth - 1)
-        else:
-            found = _best(logits[:, None], 1)
-        children.append(found)
-        if depth == shape.depth:
-            break
-        q = logits.float().softmax(-1) if found.q is None else found.q[:, 0]  # [B, Vd]
-        if stop.ends(q.amax(-1)):
-            break
-        logits = extend(Level(vocabulary.to_target(found.tokens), above, depth, depth - 1, None))[:, 0]
+    q = _distributions(logits, sampling, chance)
+    children = [_next(logits, q, 1, chance)]  # per level
+    while (depth := len(children)) < shape.depth and not stop.ends(q.amax(-1)):
+        logits = extend(Level(vocabulary.to_target(children[-1].tokens), above, depth, depth - 1, None))[:, 0]
+        q = _distributions(logits, sampling, chance)
+        children.append(_next(logits, q, depth + 1, chance))
+    return DraftTrees.chains(*_whole(children, vocabulary))
+
+
+def _distributions(logits: Tensor, sampling: Sampling, chance: Chance | None) -> Tensor:
+    """What the next tokens are drawn from, or are the likeliest of; ``[B, Vd]`` both."""
+    return logits.float().softmax(-1) if chance is None else sampling.probabilities(logits)
+
+
+def _next(logits: Tensor, q: Tensor, depth: int, chance: Chance | None) -> "_Children":
+    """A token for each of the chains, of the distributions ``q [B, Vd]``."""
+    return _best(logits[:, None], 1) if chance is None else _draw(q[:, None], 1, chance, FIRST_DRAW + depth - 1)
+
+
+def _whole(children: "list[_Children]", vocabulary: Vocabulary) -> "_Children":
+    """Those of all levels, in the target's vocabulary."""
     found = _Children.cat(children)
-    q_of_all = None if found.q is None else vocabulary.scatter_to_target(found.q)
-    return DraftTrees.chains(vocabulary.to_target(found.tokens), q_of_all, found.alive)
+    q = None if found.q is None else vocabulary.scatter_to_target(found.q)
+    return _Children(vocabulary.to_target(found.tokens), q, found.alive)
 
 
 class _Children(NamedTuple):
