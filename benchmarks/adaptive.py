@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=6, help="drafted tokens (default 6)")
     parser.add_argument("--prompts", help="a .jsonl file as benchmark= takes it (default: the usual one of the target)")
     parser.add_argument("--limit", type=int, default=64, help="prompts (default 64)")
+    parser.add_argument("--skip", type=int, default=0, help="so many of the prompts before them (default 0)")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -136,8 +137,8 @@ def main() -> None:
     drafter, config = load_drafter(options.checkpoint)
     target = Target.load(config["target"]["name"], dtype="float32")
     check_target(config, target)
-    chosen = load_prompts(options.prompts or usual_benchmark(config), options.limit)
-    prompts = [encode(target.tokenizer, each.opening) for each in chosen]
+    chosen = load_prompts(options.prompts or usual_benchmark(config), options.skip + options.limit)
+    prompts = [encode(target.tokenizer, each.opening) for each in chosen[options.skip :]]
     measured, rows = [], []
     plainly = Decoder(target).generate_batch(prompts, options.max_new_tokens, max(options.batch_sizes))
     pairs = zip(prompts, plainly, strict=True)
