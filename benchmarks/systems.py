@@ -5,9 +5,10 @@ r"""Every way of drafting on one file of prompts: what is accepted, how fast it 
 
 A system is a label and what it stands for: a checkpoint or a drafter of conf/drafter, with settings in parentheses, as
 in ``early_exit(skip_layers=8)``. ``A+B`` looks up with B, else drafts with A; ``A&B`` is their ensemble; ``A<B`` a
-cascade in which B drafts for A. ``@SHAPE`` at the end is a shape of conf/decoding/shape instead of a chain. With
-``--tuned`` all of them, and plain decoding, are of the model that the checkpoint has made of the target, and the tables
-say so.
+cascade in which B drafts for A. ``@SHAPE`` at the end is a shape of conf/decoding/shape instead of a chain, with
+settings as well; what its rule has to measure or to learn is found as in an evaluation, by beginnings of a few answers,
+one after the other. With ``--tuned`` all of them, and plain decoding, are of the model that the checkpoint has made of
+the target, and the tables say so.
 
 One request is decoded at a time, or ``--side-by-side`` so many, and up to ``--turns`` of a conversation; every system
 continues its own answers. Systems take turns on every prompt, or on every few batches of them, so that a neighbor that
@@ -28,12 +29,13 @@ import tracemalloc
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
@@ -51,8 +53,10 @@ from specdraft.drafters.composition import composed
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.errors import exit_on_user_error
 from specdraft.evaluation.bootstrap import bootstrap_interval
-from specdraft.evaluation.settings import drafted
+from specdraft.evaluation.pilot import Pilot
+from specdraft.evaluation.settings import EvaluationSettings, drafted
 from specdraft.evaluation.tuning import Answers, about, tuned_target
+from specdraft.evaluation.ways import Way
 from specdraft.export.engine import GREEDY, SAMPLED
 from specdraft.targets import Target
 
@@ -65,11 +69,14 @@ _FEW_OF_A_KIND = 5  # prompts of a category, below which its acceptance says lit
 class System:
     """A drafter made of what ``spec`` names, and the answers that it gives."""
 
-    def __init__(self, spec: str, target: Target, num_draft_tokens: int) -> None:
-        self.target, self.shape = target, StaticTree.chain(num_draft_tokens)
+    def __init__(self, spec: str, target: Target, num_draft_tokens: int, prompts: list[Prompt]) -> None:
+        self.target = target
+        self.shape: Shape = StaticTree.chain(num_draft_tokens)
+        self.prompts = prompts  # of which a shape may try a few first
         spec, _, shape = spec.partition("@")
         if shape:
-            named = OmegaConf.load(REPOSITORY / "conf/decoding/shape" / f"{shape}.yaml")
+            name, changed = _with_settings(shape)
+            named = OmegaConf.merge(OmegaConf.load(REPOSITORY / "conf/decoding/shape" / f"{name}.yaml"), changed)
             settings = {"decoding": {"num_draft_tokens": num_draft_tokens}, "shape": named}
             self.shape = instantiate(OmegaConf.create(settings).shape)
         first, *parts = re.split(r"([+&<])(?![^(]*\))", spec)
@@ -81,12 +88,11 @@ class System:
         self.weights = sum(each.nbytes for each in parameters)  # before they are packed
 
     def _part(self, spec: str) -> Drafter | None:
-        name, _, options = spec.rstrip(")").partition("(")
+        name, changed = _with_settings(spec)
         file = REPOSITORY / "conf" / "drafter" / f"{name}.yaml"
         if name == PLAIN:
             return None
         if file.is_file():
-            changed = OmegaConf.from_dotlist([option for option in options.split(",") if option])
             return instantiate(OmegaConf.merge(OmegaConf.load(file), changed))
         drafter, config = load_drafter(name)
         check_target(config, self.target)
@@ -94,11 +100,25 @@ class System:
 
     def decoder(self, temperature: float) -> Decoder:
         """One at that temperature; what was learned from requests at another one is forgotten."""
-        shape: Shape = self.shape
+        shape = self.drafted(temperature)
         if self.drafter is not None:
             self.drafter.forget()
-            shape = drafted(shape, SAMPLED if temperature and self.drafter.draws else GREEDY)
         return Decoder(self.target, self.drafter, shape, Sampling(temperature))
+
+    @cache  # noqa: B019  # a system lives as long as the run
+    def drafted(self, temperature: float) -> Shape:
+        """The shape of drafts at that temperature, with what a few of them told."""
+        if self.drafter is None:
+            return self.shape
+        shape = drafted(self.shape, SAMPLED if temperature and self.drafter.draws else GREEDY)
+        pilot = Pilot(self.target, self.prompts, EvaluationSettings(), False, {})
+        return pilot.settled(Way(self.drafter.family, self.drafter, shape), temperature)
+
+
+def _with_settings(spec: str) -> tuple[str, DictConfig]:
+    """A name, and the settings in parentheses behind it."""
+    name, _, options = spec.removesuffix(")").partition("(")
+    return name, OmegaConf.from_dotlist([option for option in re.split(r",(?![^\[]*\])", options) if option])
 
 
 class Tally:
@@ -195,6 +215,7 @@ def converse(decoder: Decoder, talks: list[Talk], group: int, tally: Tally, opti
 
 def held(system: System, prompts: list[Prompt], options: Any) -> float:
     """Bytes of the system while the last of the prompts is under way."""
+    system.drafted(0.0)
     gc.collect()
     tracemalloc.start()
     before = _tensor_bytes()
@@ -278,7 +299,7 @@ def main() -> None:
         target, changed = tuned_by(options.tuned, target, prompts, options.max_new_tokens)
         print(changed)
     specs = {PLAIN: PLAIN, **dict(options.system)}
-    systems = {name: System(spec, target, options.num_draft_tokens) for name, spec in specs.items()}
+    systems = {name: System(spec, target, options.num_draft_tokens, prompts) for name, spec in specs.items()}
     found: list[dict[str, Any]] = []
     with ExitStack() as stack, torch.inference_mode():
         for system in systems.values():
