@@ -63,6 +63,7 @@ from specdraft.targets import Target
 PAGE = REPOSITORY / "docs" / "which-drafter.md"
 PLAIN = "plain"
 _BATCHES = 2  # that systems decode one after the other: the last requests of a batch are few
+_JUDGED_OF_A_KIND = 2  # prompts, whose answers say how far a tuned target is from what it was
 _FEW_OF_A_KIND = 5  # prompts of a category, below which its acceptance says little
 
 
@@ -264,11 +265,12 @@ def by_category(found: list[dict[str, Any]], categories: list[str]) -> tuple[lis
 
 
 def tuned_by(checkpoint: str, target: Target, prompts: list[Prompt], tokens: int) -> tuple[Target, str | None]:
-    """What the checkpoint has made of the target, and how far that is from it, in words."""
+    """What the checkpoint has made of the target, and how far that is from it on a few of the prompts, in words."""
     drafter, config = load_drafter(checkpoint)
     check_target(config, target)
     tuned = tuned_target(target, drafter.to(target.device, target.dtype).eval())
-    distance = Answers(target, [encode(target.tokenizer, each.opening) for each in prompts], tokens).distance(tuned)
+    few = [encode(target.tokenizer, each.opening) for each in at_most_per_category(prompts, _JUDGED_OF_A_KIND)]
+    distance = Answers(target, few, tokens).distance(tuned)
     tuning = {"by": drafter.family, **asdict(distance)}
     return tuned, about({"target": asdict(target.identity), "tuning": tuning})
 
