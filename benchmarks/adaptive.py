@@ -10,8 +10,9 @@ import specdraft.threads  # noqa: F401  # first of all
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,12 @@ COLUMNS = ("batch", "T", "plain", "fixed lengths, tokens/s", "as long as pays", 
 
 def decode(
     target: Target, drafter: Any, sampling: Sampling, prompts: list[list[int]], tokens: int,
-    shape: StaticTree | None, batch: int,
+    shape: StaticTree | None, batch: int, turn: int = 0,
 ) -> tuple[float, float, float]:  # fmt: skip
     """Tokens a second, and seconds a round of a full batch, without the prompts' passes; how often a token was
-    accepted. Of some of the prompts, several for each place of the batch."""
+    accepted. Of some of the prompts, several for each place of the batch; every turn samples other answers."""
     decoder = Decoder(target, drafter if shape else None, shape or 1, sampling)
-    count, seconds, full = 0, 0.0, list[float]()
+    told, seconds, full = 0, 0.0, list[float]()
     prompts = prompts[: max(4 * batch, 8)]
     waiting, judged = iter(enumerate(prompts)), list[tuple[int, int]]()
     with torch.inference_mode():
@@ -52,9 +53,9 @@ def decode(
         while True:
             while len(requests.under_way) < batch and (following := next(waiting, None)) is not None:
                 number, prompt = following
-                requests.begin(number, prompt, tokens, number)
+                requests.begin(number, prompt, tokens, number + len(prompts) * turn)
             if not requests.under_way:
-                return count / seconds, statistics.median(full), acceptance_rate(judged)
+                return told / seconds, statistics.median(full), acceptance_rate(judged)
             side_by_side = len(requests.under_way)
             few = side_by_side * (1 + requests.num_read) <= FEW_TOKENS
             started = time.perf_counter()
@@ -68,12 +69,12 @@ def decode(
                 result = requests.under_way[index].result
                 if len(result.tokens) >= tokens:
                     judged += zip(result.drafted, result.accepted, strict=True)
-                    count += tokens - 1
+                    told += tokens - 1
                     requests.drop(index)
 
 
 def costs_of(
-    decoded: Callable[[StaticTree | None, int], tuple[float, float, float]], fixed: dict[str, StaticTree], batch: int
+    decoded: Callable[..., tuple[float, float, float]], fixed: dict[str, StaticTree], batch: int
 ) -> tuple[tuple[float, ...], float, dict[str, float]]:
     """Of drafted tokens with so many requests side by side; how often one is accepted, and the seconds of rounds."""
     ways: dict[str, StaticTree | None] = {"plain": None, **fixed}
@@ -84,7 +85,7 @@ def costs_of(
 
 
 def measure(
-    decoded: Callable[[StaticTree | None, int], tuple[float, float, float]], fixed: dict[str, StaticTree], batch: int,
+    decoded: Callable[..., tuple[float, float, float]], fixed: dict[str, StaticTree], batch: int,
     rounds: int, sampled: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """All ways in turns, after some turns that find the costs."""
@@ -96,10 +97,10 @@ def measure(
     goodput = StaticTree.chain(longest, sampled, Goodput(costs, expected))
     ways: dict[str, StaticTree | None] = {"plain": None, **fixed, "goodput": goodput}
 
-    def rate(shape: StaticTree | None) -> float:
-        return decoded(shape, batch)[0]
+    def rate(shape: StaticTree | None, turns: Iterator[int]) -> float:
+        return decoded(shape, batch, next(turns))[0]
 
-    rates = alternate({name: partial(rate, shape) for name, shape in ways.items()}, rounds)
+    rates = alternate({name: partial(rate, shape, count()) for name, shape in ways.items()}, rounds)
     middle = {name: statistics.median(each) for name, each in rates.items()}
     fastest = max(fixed, key=middle.__getitem__)
     ratios = [ours / theirs for ours, theirs in zip(rates["goodput"], rates[fastest], strict=True)]

@@ -5,8 +5,8 @@ B = requests side by side, K = the most tokens drafted, Vd = draft vocabulary.
 A level takes its time whether one request drafts it or all: all go on, or none. Before a round the rule tells from
 earlier ones whether to draft at all. A drafter that grows its drafts from distributions is asked again after every
 token, before it takes another pass: where it was surer of a token than it usually is there, the token is taken to be
-right more often, and the other way round. Only distributions are looked at that drafted tokens were drawn from: what is
-drawn is verified, and verification stays exact (``stopping.py``)."""
+right more often, and the other way round, as much as judged drafts have shown. Only distributions are looked at that
+drafted tokens were drawn from: what is drawn is verified, and verification stays exact (``stopping.py``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,6 @@ from specdraft.decoding.pacing import Goodput, Rounds, Weighed
 from specdraft.decoding.shapes import Shape, StaticTree
 from specdraft.decoding.stopping import JointStop
 
-_POWER = 0.8  # of the greatest probability, with which the chance of a token goes: found on replayed drafts
 _UNSEEN = 4.0  # tokens that what the requests are sure of now counts, beside those that were judged
 
 
@@ -61,12 +60,13 @@ class Pace(JointStop):
 
     def ends(self, greatest: Tensor) -> bool:
         """See ``JointStop``."""
-        level, sure = len(self._sure), [float(each) ** _POWER for each in greatest.tolist()]
+        level, sure = len(self._sure), [float(each) for each in greatest.tolist()]
         self._sure.append(sure)
         weighed = self._weighed
         usual = (weighed.sure[level] + _UNSEEN * fmean(sure)) / (weighed.tries[level] + _UNSEEN)
-        chance = weighed.chances[level] / max(usual, 1e-9)
-        self._reached = [before * min(chance * each, 1.0) for before, each in zip(self._reached, sure, strict=True)]
+        steep = weighed.chances[level] * weighed.tells / max(usual, 1e-9)
+        chances = [weighed.chances[level] + steep * (each - usual) for each in sure]
+        self._reached = [before * min(max(each, 0.0), 1.0) for before, each in zip(self._reached, chances, strict=True)]
         return fmean(self._reached) <= self._least(level + 1)
 
     def _least(self, drafted: int) -> float:

@@ -19,6 +19,7 @@ from specdraft.errors import UserError
 _FADES = (0.85, 0.97)  # what a round counts beside the one after it: for its own request, and for all
 _SHARED = 16.0  # rounds that what all requests tell counts for each of them
 _UNSEEN = 4.0  # rounds that the acceptance rate counts that is expected before any draft was judged
+_TOLD = 1.0  # spread of what is expected, below which judged drafts hardly say how much a draft's certainty tells
 
 
 class Rounds:
@@ -29,27 +30,31 @@ class Rounds:
 
     def __init__(self, judged: Iterable[tuple[int, int]] = ()) -> None:
         """judged: how many tokens each round drafted, and how many were accepted; the newest last."""
-        self.own: tuple[list[float], ...] = ([], [], [])  # tries, hits, certainty in all tries together, by token
-        self.shared: tuple[list[float], ...] = ([], [], [])
+        self.own: tuple[list[float], ...] = ([], [])  # tries and hits, by token
+        self.shared: tuple[list[float], ...] = ([], [])
+        self.sure: tuple[list[float], ...] = ([], [], [])  # sums of how sure, of squares, and of how sure of the hits
         for drafted, accepted in judged:
             self.note(drafted, accepted)
 
     def note(self, drafted: int, accepted: int, sure: Sequence[float] = ()) -> None:
         """Another round; ``sure``: how sure the draft was of each token, if it says so."""
         tried = min(drafted, accepted + 1)
-        for fade, counts in zip(_FADES, (self.own, self.shared), strict=True):
+        for fade, counts in zip(_FADES, (self.own, (*self.shared, *self.sure)), strict=True):
             for count in counts:
                 count[:] = [fade * each for each in count]
                 count += [0.0] * (drafted - len(count))
-            tries, hits, certainty = counts
+        for tries, hits in (self.own, self.shared):
             for token in range(tried):
                 tries[token] += 1.0
                 hits[token] += token < accepted
-            for token, each in enumerate(sure[:tried]):
-                certainty[token] += each
+        sums, squares, of_hits = self.sure
+        for token, each in enumerate(sure[:tried]):
+            sums[token] += each
+            squares[token] += each * each
+            of_hits[token] += each * (token < accepted)
 
     def counts(self, most: int) -> NDArray[np.float64]:
-        """Of the first K = ``most`` tokens, as they count for the request and for all: ``[2, 3, K]``."""
+        """Of the first K = ``most`` tokens, as they count for the request and for all: ``[2, 2, K]``."""
         both = (self.own, self.shared)
         return np.array([[[*count, *[0.0] * most][:most] for count in counts] for counts in both])
 
@@ -58,7 +63,8 @@ class Weighed(NamedTuple):
     """What drafts of 0 to K tokens are worth in the next round, by the last rounds of all requests alike.
     costs: K + 1, in plain steps. best: the fixed length that brings most, and worth: tokens that a plain step brings
     with it. chances: K, that the first token is accepted, the second where the first was, and so on. tries, sure: K,
-    how often each was judged, and how sure drafts were of it in all tries together."""
+    how often each was judged, and how sure drafts were of it in all tries together. tells: how a chance goes with how
+    sure a draft is of the token, by the drafts that were judged: 0, not at all; 1, in proportion."""
 
     costs: list[float]
     best: int
@@ -66,6 +72,7 @@ class Weighed(NamedTuple):
     chances: list[float]
     tries: list[float]
     sure: list[float]
+    tells: float
 
 
 @dataclass(frozen=True)
@@ -105,25 +112,26 @@ class Goodput:
         key = len(requests), most
         if (costs := self._whole.get(key)) is None:  # asked every round, and the same
             costs = self._whole[key] = _whole_costs(self.costs, *key)
-        tries, hits, sure = [0.0] * most, [0.0] * most, [0.0] * most
+        totals = [[0.0] * most for _ in range(5)]
         for request in requests:
-            for total, count in zip((tries, hits, sure), request.shared, strict=True):
+            for total, count in zip(totals, (*request.shared, *request.sure), strict=True):
                 for token, each in enumerate(count[:most]):
                     total[token] += each
+        tries, hits, sure, *_ = totals
         chances = [(h + _UNSEEN * self.expected) / (t + _UNSEEN) for t, h in zip(tries, hits, strict=True)]
         best, worth, tokens = 0, 1.0, 1.0
         for drafted, likely in enumerate(accumulate(chances, mul), start=1):
             tokens += likely
             if (rate := tokens / (1.0 + costs[drafted])) > worth:
                 best, worth = drafted, rate
-        return Weighed(costs, best, worth, chances, tries, sure)
+        return Weighed(costs, best, worth, chances, tries, sure, _tells(chances, totals))
 
     def tokens(self, requests: Sequence[Rounds], most: int) -> int:
         """How many tokens to draft for each of the requests next, 0 to ``most``, where a draft does not say how sure it
         is: by what was accepted of each request as well."""
         if (weighed := self.weigh(requests, most)) is None:
             return most
-        known = np.array([each.counts(most) for each in requests])  # [B, 2, 3, K]
+        known = np.array([each.counts(most) for each in requests])  # [B, 2, 2, K]
         gains = np.concatenate([[0.0], np.cumsum(_chances(known, weighed.chances, self.expected))])
         return int(np.argmax(gains - weighed.worth * np.array(weighed.costs)))
 
@@ -168,12 +176,24 @@ def _whole_costs(costs: Sequence[float] | Mapping[int, Sequence[float]], request
     return [float(np.interp(requests, list(curves), each)) for each in zip(*whole, strict=True)]
 
 
+def _tells(chances: Sequence[float], totals: Sequence[Sequence[float]]) -> float:
+    """``Weighed.tells``: the slope of hits over the chances that would go in proportion with how sure drafts were, by
+    least squares within each token of a draft. totals: 5 of K, tries, hits and ``Rounds.sure``."""
+    together = spread = _TOLD
+    for chance, tries, hits, sums, squares, of_hits in zip(chances, *totals, strict=True):
+        if sums > 0:
+            by = chance * tries / sums
+            together += by * (of_hits - hits * sums / tries)
+            spread += by * by * (squares - sums * sums / tries)
+    return max(together / spread, 0.0)
+
+
 def _chances(known: NDArray[np.float64], shared: Sequence[float], expected: float) -> NDArray[np.float64]:
     """How likely the first 1 to K drafted tokens are all accepted, ``[K]``, in the mean over requests by the last
-    rounds of each. known: ``[B, 2, 3, K]``, ``Rounds.counts``; shared: ``Weighed.chances``."""
-    tries, hits, _ = known[:, 1].sum(0)  # [K]
+    rounds of each. known: ``[B, 2, 2, K]``, ``Rounds.counts``; shared: ``Weighed.chances``."""
+    tries, hits = known[:, 1].sum(0)  # [K]
     middle = (hits.sum() + _UNSEEN * expected) / (tries.sum() + _UNSEEN)
-    tries, hits, _ = known[:, 0].swapaxes(0, 1)  # [B, K]
+    tries, hits = known[:, 0].swapaxes(0, 1)  # [B, K]
     own = (hits.sum(1) + _SHARED * middle) / (tries.sum(1) + _SHARED)  # [B], as a request is easy on all levels alike
     usual = np.minimum(own[:, None] * np.array(shared) / max(middle, 1e-9), 1.0)
     each = (hits + _SHARED * usual) / (tries + _SHARED)

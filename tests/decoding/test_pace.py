@@ -67,7 +67,7 @@ def length(pace, greatest, requests):
 
 def test_a_draft_goes_on_where_it_is_surer_than_usual():
     pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS)), ASKED)
-    usual = 0.6**0.8  # as ``Rounds`` keep it
+    usual = 0.6
     lengths = [length(pace, [[sure]] * 6, [told(usual)]) for sure in (0.35, 0.6, 0.95)]
     assert lengths[0] < lengths[1] < lengths[2] == 6
     assert lengths[1] == Goodput(COSTS).tokens([told()], 6)  # as sure as ever: what earlier rounds say
@@ -78,12 +78,31 @@ def test_a_draft_goes_on_where_it_is_surer_than_usual():
 
 def test_all_requests_go_on_or_none_by_what_they_bring_together():
     pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS)), ASKED)
-    requests = [told(0.6**0.8)] * 4
+    requests = [told(0.6)] * 4
     lengths = [length(pace, [[0.95] * n + [0.34] * (4 - n)] * 6, requests) for n in range(5)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[4]
     pace.shape(requests, 6).stop.ends(torch.tensor([0.9, 0.4, 0.5, 0.6]))
-    assert pace.sure(1, 1) == pytest.approx([0.4**0.8])
+    assert pace.sure(1, 1) == pytest.approx([0.4])
     assert pace.sure(1, 0) == []
+
+
+def test_how_much_certainty_tells_is_learned_from_what_was_judged():
+    luck = random.Random(0)
+
+    def known(chance_of):
+        found = Rounds()
+        for _ in range(400):
+            sure = [luck.choice((0.3, 0.9)) for _ in range(6)]
+            accepted = [*(luck.random() < chance_of(each) for each in sure), False].index(False)
+            found.note(6, accepted, sure)
+        return found
+
+    told_all, told_nothing, misled = (known(each) for each in (lambda c: c, lambda c: 0.6, lambda c: 1.2 - c))
+    tells = [Goodput(COSTS).weigh([each], 6).tells for each in (told_all, told_nothing, misled)]
+    assert tells[0] == pytest.approx(1.0, abs=0.2) and tells[1] == pytest.approx(0.0, abs=0.25) and tells[2] == 0.0
+    pace = Pace(StaticTree.chain(6, stop=Goodput(COSTS)), ASKED)
+    lengths = [[length(pace, [[sure]] * 6, [each]) for sure in (0.3, 0.9)] for each in (told_all, misled)]
+    assert lengths[0][0] < lengths[0][1] and lengths[1][0] == lengths[1][1]
 
 
 def test_before_anything_is_known_the_draft_itself_is_the_measure():
@@ -158,7 +177,7 @@ def drawn(sampled):
     """Drafts of pairs of requests."""
     markov = Markov("far", Sampling(1.0))
     pace = Pace(StaticTree.chain(3, sampled, Goodput((0.3, 0.3))), ASKED)
-    known = [told(0.6, (3, 1, 2, 0), 3), told(0.8, (1, 3, 0), 3)]
+    known = [told(0.5, (3, 1, 2, 0), 3), told(0.7, (1, 3, 0), 3)]
 
     def draft(numbers):
         parts = []
@@ -194,4 +213,4 @@ def test_the_tokens_are_the_targets_own_and_rounds_know_how_sure_drafts_were(tar
             batch.begin(row, answers.prompts[row], 16, row)
         batch.round()
     drafted = batch.under_way[0].result.drafted[0]
-    assert drafted > 0 and (batch.under_way[0].rounds.counts(1)[:, 2] > 0).all()
+    assert drafted > 0 and batch.under_way[0].rounds.sure[0][0] > 0
