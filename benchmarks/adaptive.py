@@ -34,6 +34,7 @@ from specdraft.evaluation import load_prompts
 from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.targets import Target
 
+IDLE = "no draft"
 _PILOT = 3  # turns, of whose times the middle one counts
 COLUMNS = ("batch", "T", "plain", "fixed lengths, tokens/s", "as long as pays", "costs", "beside the best fixed")
 
@@ -75,13 +76,15 @@ def decode(
 
 def costs_of(
     decoded: Callable[..., tuple[float, float, float]], fixed: dict[str, StaticTree], batch: int
-) -> tuple[tuple[float, ...], float, dict[str, float]]:
-    """Of drafted tokens with so many requests side by side; how often one is accepted, and the seconds of rounds."""
-    ways: dict[str, StaticTree | None] = {"plain": None, **fixed}
+) -> tuple[tuple[float, ...], float, float, dict[str, float]]:
+    """Of drafted tokens with so many requests side by side, and of a round without any; how often one is accepted, and
+    the seconds of rounds."""
+    never = StaticTree.chain(1, stop=Goodput((1.0,), expected=0.0))
+    ways: dict[str, StaticTree | None] = {"plain": None, IDLE: never, **fixed}
     turns = [{name: decoded(shape, batch) for name, shape in ways.items()} for _ in range(_PILOT)]
     full = {name: statistics.median(turn[name][1] for turn in turns) for name in ways}
     costs = costs_of_tokens(full["plain"], {shape.depth: full[name] for name, shape in fixed.items()})
-    return costs, turns[0][list(fixed)[-1]][2], full
+    return costs, max(full[IDLE] / full["plain"] - 1.0, 0.0), turns[0][list(fixed)[-1]][2], full
 
 
 def measure(
@@ -92,9 +95,9 @@ def measure(
     decoded(None, batch)  # warms up
     sizes = sorted({batch, max(batch // 4, 1)})  # as requests end, fewer are side by side
     pilot = {size: costs_of(decoded, fixed, size) for size in sizes}
-    costs, expected = {size: each[0] for size, each in pilot.items()}, pilot[batch][1]
+    costs, (_, idle, expected, _) = {size: each[0] for size, each in pilot.items()}, pilot[batch]
     longest = max(shape.depth for shape in fixed.values())
-    goodput = StaticTree.chain(longest, sampled, Goodput(costs, expected))
+    goodput = StaticTree.chain(longest, sampled, Goodput(costs, expected, idle))
     ways: dict[str, StaticTree | None] = {"plain": None, **fixed, "goodput": goodput}
 
     def rate(shape: StaticTree | None, turns: Iterator[int]) -> float:
@@ -106,13 +109,14 @@ def measure(
     ratios = [ours / theirs for ours, theirs in zip(rates["goodput"], rates[fastest], strict=True)]
     found = {
         "costs": costs,
+        "idle": idle,
         "expected": expected,
         "tokens_a_second": middle,
         "best": fastest,
         "ratio": statistics.median(ratios),
         "ratio_interval": bootstrap_interval(torch.tensor([[each, 1.0] for each in ratios]), _mean),
     }
-    return found | {"all": rates, "round_seconds": {size: each[2] for size, each in pilot.items()}}
+    return found | {"all": rates, "round_seconds": {size: each[3] for size, each in pilot.items()}}
 
 
 def _mean(sums: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ turns prompt by prompt. Tokens are ids, cut at the end of text by one function f
 and lossless, all must produce the same tokens; how many prompts do is reported.
 
 The draft model (``train.py model=draft``) drafts in our loop and, exported, in transformers' assisted generation: there
-once K tokens a round as we do, and once by its own default schedule. The head is any other drafter.
+once K tokens a round as we do, and once by its own default schedule. The head is any other drafter. With ``--compile``
+our passes are compiled, and transformers' plain ones beside them as it compiles them on a GPU, with a static cache.
+Compiling is not timed.
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -18,9 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from transformers import CompileConfig
 
 from common import median_ratio, print_table, write_result
 from specdraft.data.prompts import check_lengths, encode, load_prompts
+from specdraft.decoding.compilation import compiling
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import truncate
 from specdraft.drafters.checkpoint import check_target, load_drafter, read_config
@@ -31,9 +35,11 @@ from specdraft.onednn import packed
 from specdraft.targets import Target
 
 Generate = Callable[[list[int]], list[int]]
+COMPILED = "transformers, compiled"
 
 PAIRS = {  # ours: theirs
     "plain": ("ours", "transformers"),
+    "plain, both compiled": ("ours", COMPILED),
     "the same draft model, same K": ("ours, draft model", "transformers, draft model"),
     "the same draft model, its default schedule": ("ours, draft model", "transformers, draft model, default"),
     "our head, its draft model": ("ours, head", "transformers, draft model, default"),
@@ -113,6 +119,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--num-draft-tokens", type=int, default=5, help="K (default 5)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="compiled passes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -143,11 +150,16 @@ def main() -> None:
         "ours, prompt lookup": ours(Decoder(target, PromptLookup(), k), limit),
         "transformers, prompt lookup": theirs(plain, limit, prompt_lookup_num_tokens=k),
     }
-    with packed(head), packed(draft):
+    if arguments.compile:
+        everywhere = CompileConfig()
+        everywhere._compile_all_devices = True  # by itself it compiles on accelerators alone
+        contenders[COMPILED] = theirs(plain, limit, cache_implementation="static", compile_config=everywhere)
+    with packed(head), packed(draft), compiling(arguments.compile):
         measured = measure(contenders, prompts, limit, target.eos_token_ids, arguments.rounds)
     ratios = {
         what: median_ratio(measured[theirs_]["wall_seconds"], measured[ours_]["wall_seconds"])
         for what, (ours_, theirs_) in PAIRS.items()
+        if theirs_ in measured
     }
 
     baseline = measured["ours"]["tokens_per_second"]

@@ -1,8 +1,24 @@
-"""When the device reached a point of the work that was launched on it."""
+"""When the device reached a point of the work that was launched on it. Clocks stand still while passes are compiled."""
 
 import time
+from typing import NamedTuple
 
 import torch
+
+from specdraft.decoding.compilation import seconds_spent
+
+
+def now() -> float:
+    """The host's seconds, without those that went into compiling."""
+    return time.perf_counter() - seconds_spent()
+
+
+class Mark(NamedTuple):
+    """A point: when the host came by, and, on a CUDA device, the event and the seconds of compiling before it."""
+
+    host: float
+    event: "torch.cuda.Event | None" = None
+    compiling: float = 0.0
 
 
 class Clock:
@@ -12,18 +28,18 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.on_cuda = device.type == "cuda"
 
-    def mark(self) -> "float | torch.cuda.Event":
+    def mark(self) -> Mark:
         """Here."""
         if not self.on_cuda:
-            return time.perf_counter()
+            return Mark(now())
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return event
+        return Mark(now(), event, seconds_spent())
 
-    def seconds(self, start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
+    def seconds(self, start: Mark, end: Mark) -> float:
         """Between two marks."""
-        if isinstance(start, float) or isinstance(end, float):
-            assert isinstance(start, float) and isinstance(end, float)
-            return end - start
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        if start.event is None or end.event is None:
+            return end.host - start.host
+        end.event.synchronize()
+        # The device waits while the host compiles.
+        return start.event.elapsed_time(end.event) / 1e3 - (end.compiling - start.compiling)

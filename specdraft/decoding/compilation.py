@@ -4,6 +4,8 @@ A pass of few tokens is hundreds of short operations, and launching them takes l
 on a CPU about half of the time. Compiled they are one call, on CUDA a graph that is replayed."""
 
 import copy
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,13 @@ _GRAPHS = 64  # that one function may be compiled to: by width of the pass, requ
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # beside values of one; others 2e-2
 BACKEND = "inductor"
 _active: ContextVar[bool] = ContextVar("compiling", default=False)
+
+
+class _Spent(threading.local):
+    seconds = 0.0
+
+
+_spent = _Spent()
 
 
 def wanted(setting: bool | str, device: torch.device) -> bool:
@@ -44,9 +53,16 @@ def is_active() -> bool:
     return _active.get()
 
 
+def seconds_spent() -> float:
+    """Seconds that this thread has spent so far on compiling, and on comparing what was compiled with eager code: they
+    come once, and are no part of how long decoding takes."""
+    return _spent.seconds
+
+
 class Compilable:
     """A function of tensors, and of what they are read from, that gives a tensor or several. Compiled, each new width
-    of a pass is computed both ways once; where that fails or differs, the function stays eager, with one warning."""
+    of a pass, and each new graph, is computed both ways once; where that fails or differs, the function stays eager,
+    with one warning."""
 
     def __init__(self, function: Callable[..., Any], what: str, prepare: Callable[[], object] = lambda: None) -> None:
         """``what`` is named in the warning; ``prepare`` is called once before anything is compiled."""
@@ -60,21 +76,23 @@ class Compilable:
         twice."""
         if not _active.get() or self._amiss:
             return self.function(*arguments)
-        if self._compiled is None:
-            self.prepare()
-            self._compiled = _compile(self.function, next(a.device for a in arguments if isinstance(a, Tensor)))
-        if width in self._checked:
-            return self._compiled(*arguments)
-        expected = self.function(*arguments)
+        graphs, started = _graphs(), time.perf_counter()
         try:
-            amiss = _difference(expected, self._compiled(*arguments))
+            if self._compiled is None:
+                self.prepare()
+                self._compiled = _compile(self.function, next(a.device for a in arguments if isinstance(a, Tensor)))
+            found = self._compiled(*arguments)
+            if width in self._checked and _graphs() == graphs:
+                return found
+            amiss = _difference(self.function(*arguments), found)
         except Exception as error:  # of whatever the compiler is made of
             amiss = f"the compiler says: {reason(error)}"
         if amiss:
             self._amiss = True
             warnings.warn(f"{self.what} is decoded with uncompiled, slower ({amiss})", stacklevel=2)
         self._checked.add(width)
-        return expected
+        _spent.seconds += time.perf_counter() - started
+        return self(width, *arguments)  # for what it takes from now on
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Compilable":
         # The copies' functions are methods of copies.
@@ -85,6 +103,11 @@ def _compile(function: Callable[..., Any], device: torch.device) -> Callable[...
     torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
     mode = "reduce-overhead" if device.type == "cuda" else None  # CUDA graphs
     return torch.compile(function, fullgraph=True, mode=mode, backend=BACKEND)
+
+
+def _graphs() -> int:
+    """How many were made in this process: one more after a call that had to compile, be it for a longer cache."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:

@@ -61,10 +61,10 @@ class Rounds:
 
 class Weighed(NamedTuple):
     """What drafts of 0 to K tokens are worth in the next round, by the last rounds of all requests alike.
-    costs: K + 1, in plain steps. best: the fixed length that brings most, and worth: tokens that a plain step brings
-    with it. chances: K, that the first token is accepted, the second where the first was, and so on. tries, sure: K,
-    how often each was judged, and how sure drafts were of it in all tries together. tells: how a chance goes with how
-    sure a draft is of the token, by the drafts that were judged: 0, not at all; 1, in proportion."""
+    costs: K + 1, in plain steps, beyond one. best: the fixed length that brings most, and worth: tokens that a plain
+    step brings with it. chances: K, that the first token is accepted, the second where the first was, and so on. tries,
+    sure: K, how often each was judged, and how sure drafts were of it in all tries together. tells: how a chance goes
+    with how sure a draft is of the token, by the drafts that were judged: 0, not at all; 1, in proportion."""
 
     costs: list[float]
     best: int
@@ -82,6 +82,7 @@ class Goodput:
     drafted and verified, what the second takes, and so on, in plain steps; the last one holds for all further tokens.
     Or such costs by the number of requests side by side, between which they lie on a line. None: not known yet, and
     all are drafted. ``expected``: how often a token is accepted where those before it were, before anything is known.
+    ``idle``: what a round without a draft takes beyond a plain step, as the drafter reads what is emitted.
 
     How likely a token is reached and accepted is counted over the last rounds of each request, the newer the more, and
     of all of them where a request tells little. A token is drafted if it brings more than its time would bring with
@@ -90,11 +91,14 @@ class Goodput:
 
     costs: Sequence[float] | Mapping[int, Sequence[float]] | None = field(default=None, hash=False)
     expected: float = 0.8
+    idle: float = 0.0
     _whole: dict[tuple[int, int], list[float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.expected <= 1:
             raise UserError(f"a token is expected to be accepted with {self.expected}: expected a number from 0 to 1")
+        if not self.idle >= 0:
+            raise UserError(f"a round without a draft takes {self.idle} plain steps more: expected at least 0")
         if self.costs is None:
             return
         curves = self.costs if isinstance(self.costs, Mapping) else {1: self.costs}
@@ -111,7 +115,7 @@ class Goodput:
             return None
         key = len(requests), most
         if (costs := self._whole.get(key)) is None:  # asked every round, and the same
-            costs = self._whole[key] = _whole_costs(self.costs, *key)
+            costs = self._whole[key] = _whole_costs(self.costs, self.idle, *key)
         totals = [[0.0] * most for _ in range(5)]
         for request in requests:
             for total, count in zip(totals, (*request.shared, *request.sure), strict=True):
@@ -119,7 +123,7 @@ class Goodput:
                     total[token] += each
         tries, hits, sure, *_ = totals
         chances = [(h + _UNSEEN * self.expected) / (t + _UNSEEN) for t, h in zip(tries, hits, strict=True)]
-        best, worth, tokens = 0, 1.0, 1.0
+        best, worth, tokens = 0, 1.0 / (1.0 + costs[0]), 1.0
         for drafted, likely in enumerate(accumulate(chances, mul), start=1):
             tokens += likely
             if (rate := tokens / (1.0 + costs[drafted])) > worth:
@@ -169,11 +173,14 @@ def acceptance_rate(judged: Iterable[tuple[int, int]]) -> float:
     return right / (right + wrong) if right else 0.0
 
 
-def _whole_costs(costs: Sequence[float] | Mapping[int, Sequence[float]], requests: int, most: int) -> list[float]:
-    """Of 0 to ``most`` drafted tokens of so many requests side by side."""
+def _whole_costs(
+    costs: Sequence[float] | Mapping[int, Sequence[float]], idle: float, requests: int, most: int
+) -> list[float]:
+    """Of 0 to ``most`` drafted tokens of so many requests side by side. No draft takes as long as one at most."""
     curves = costs if isinstance(costs, Mapping) else {1: costs}
     whole = [np.cumsum([0.0, *each[:most], *[each[-1]] * (most - len(each))]) for each in curves.values()]
-    return [float(np.interp(requests, list(curves), each)) for each in zip(*whole, strict=True)]
+    found = [float(np.interp(requests, list(curves), each)) for each in zip(*whole, strict=True)]
+    return [min(idle, found[1]), *found[1:]]
 
 
 def _tells(chances: Sequence[float], totals: Sequence[Sequence[float]]) -> float:

@@ -2,7 +2,6 @@
 
 B = requests, N = nodes of a draft, D = its levels, V = vocabulary."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdraft.decoding import rules
-from specdraft.decoding.clock import Clock
+from specdraft.decoding.clock import Clock, now
 from specdraft.decoding.generation import Generation
 from specdraft.decoding.interfaces import Drafter, Drafting, Features, Target
 from specdraft.decoding.pace import Pace
@@ -96,7 +95,7 @@ class Requests:
 
     def begin(self, number: int, prompt: Sequence[int], limit: int, seed: int) -> Request:
         """The prompt's pass: it emits the first token."""
-        started = time.perf_counter()
+        started = now()
         target, device, row = self.target, self.target.device, len(self.under_way)
         reading = Pass.prompt(prompt, device)
         read = self._read_prompt(reading, list(prompt), row)
@@ -124,7 +123,7 @@ class Requests:
             self.grammar.advance(row, request.result.tokens)
         if self.method.trace:
             request.result.trace = Trace(list(prompt), request.result.tokens[0])
-        request.result.prefill_seconds = time.perf_counter() - started
+        request.result.prefill_seconds = now() - started
         self.under_way.append(request)
         return request
 
@@ -140,7 +139,7 @@ class Requests:
 
     def round(self) -> None:
         """Draft, verify, accept, commit (2211.17192, algorithm 1); every request emits at least one token."""
-        started = time.perf_counter()
+        started = now()
         self._read = None
         lengths = [request.length for request in self.under_way]
         texts = Texts(self.lengths[: len(lengths)], max(lengths))
@@ -158,7 +157,7 @@ class Requests:
         emitted = self._commit(texts, trees, verdict, features)
         marks.append(self.clock.mark())
         self._note(counted, verdict, emitted)
-        spent = time.perf_counter() - started
+        spent = now() - started
         drafting = self.clock.seconds(marks[0], marks[1]) + self.clock.seconds(marks[2], marks[3])
         for request in self.under_way:  # what is done for all counts whole for each
             request.result.decode_seconds += spent
@@ -167,7 +166,7 @@ class Requests:
     def time_plain_round(self) -> None:
         """Time a round without a draft where the requests stand: the target reads their last tokens and chooses the
         next ones, which nobody keeps. The next round writes the same into the cache again."""
-        started = time.perf_counter()
+        started = now()
         lengths = [request.length for request in self.under_way]
         texts = Texts(self.lengths[: len(lengths)], max(lengths))
         trees = empty(len(lengths), self.target.device)
@@ -178,7 +177,7 @@ class Requests:
             p = self.sampling.probabilities(logits)
             verdict = rules.rejection_sampling(trees, p, self._chance(0, len(p)).uniform(0, p.shape[1]))
         verdict.next_token.tolist()  # waits for the device
-        spent = time.perf_counter() - started
+        spent = now() - started
         for request in self.under_way:
             request.result.plain_rounds += 1
             request.result.plain_seconds += spent

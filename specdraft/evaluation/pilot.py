@@ -15,8 +15,9 @@ from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
 from specdraft.decoding.stopping import Learned, Recording, learn_weights
 from specdraft.evaluation.results import Request, summarize
 from specdraft.evaluation.settings import EvaluationSettings
-from specdraft.evaluation.speedup.measure import costs
+from specdraft.evaluation.speedup.measure import costs, typical_text
 from specdraft.evaluation.speedup.model import CostModel, CostSettings
+from specdraft.evaluation.speedup.step_times import StepTimer
 from specdraft.evaluation.ways import Way
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Pilot:
         if isinstance(stop, Goodput):
             stop = self._measured(stop, way, shape, temperature)
             self.recorded.setdefault("draft_costs", {})[about] = stop.costs
+            self.recorded.setdefault("idle_costs", {})[about] = stop.idle
         if isinstance(stop, Learned) and stop.weights is None:
             stop = replace(stop, weights=self._weights(way, shape, temperature))
             self.recorded.setdefault("stop_weights", {})[about] = stop.weights
@@ -82,7 +84,17 @@ class Pilot:
         rounds = {each.tokens: each.draft_seconds + each.verify_seconds for each in chains}
         judged = (round for each in requests for round in zip(each.drafted.drafted, each.drafted.accepted, strict=True))
         costs = costs_of_tokens(model.target_step_seconds[1], rounds)
-        return replace(stop, costs=costs, expected=acceptance_rate(judged))
+        idle = self._idle(way, temperature, typical_text(requests))
+        return replace(stop, costs=costs, expected=acceptance_rate(judged), idle=idle)
+
+    def _idle(self, way: Way, temperature: float, text: list[int]) -> float:
+        """What a round without a draft takes, in plain steps, beyond one."""
+        settings, never = self.settings, StaticTree.chain(1, stop=Goodput((1.0,), expected=0.0))
+        sampling = settings.sampling(temperature)
+        timer = StepTimer(self.target, way.drafter, text, [never], (1,), sampling, settings.rule)
+        timer.measure_for(_SECONDS / 2)
+        seconds = [each.draft + each.verify for shape in (None, never) if (each := timer.times().get((1, shape)))]
+        return max(seconds[1] / seconds[0] - 1.0, 0.0) if len(seconds) == 2 else 0.0  # unless a text ended at once
 
     def _model(self, way: Way, temperature: float, requests: list[Request]) -> CostModel | None:
         """What chains of up to ``way.shape``'s length promise, and the times of the steps, by a pilot's ``requests``.

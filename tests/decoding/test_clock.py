@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from specdraft.decoding.clock import Clock
+from specdraft.decoding import compilation
+from specdraft.decoding.clock import Clock, now
 
 
 @pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("meta")])
@@ -35,7 +36,21 @@ def test_on_cuda_events_are_recorded_and_awaited_when_asked(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     clock = Clock(torch.device("cuda"))
-    start, end = clock.mark(), clock.mark()
+    monkeypatch.setattr(compilation._spent, "seconds", 1.0)
+    start = clock.mark()
+    monkeypatch.setattr(compilation._spent, "seconds", 1.125)
+    end = clock.mark()
     assert log == ["record", "record"]
-    assert clock.seconds(start, end) == 0.25
+    assert clock.seconds(start, end) == 0.125  # of the 0.25, half the device waited for a compiler
     assert log == ["record", "record", "wait"]
+
+
+def test_it_stands_still_while_passes_are_compiled(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
+    monkeypatch.setattr(compilation._spent, "seconds", 1.5)
+    clock = Clock(torch.device("cpu"))
+    start = clock.mark()
+    assert now() == 8.5
+    monkeypatch.setattr(time, "perf_counter", lambda: 14.0)
+    monkeypatch.setattr(compilation._spent, "seconds", 4.5)
+    assert clock.seconds(start, clock.mark()) == 1.0

@@ -1,13 +1,14 @@
 """Compiled functions beside the eager ones that they are compared with; passes of drafters as graphs."""
 
 import copy
+import time
 import warnings
 
 import pytest
 import torch
 
 from specdraft.decoding import compilation
-from specdraft.decoding.compilation import Compilable, compiling, is_active, wanted
+from specdraft.decoding.compilation import Compilable, compiling, is_active, seconds_spent, wanted
 from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
@@ -112,6 +113,47 @@ def test_each_width_is_compared(graphs):
         assert torch.equal(compilable(1, torch.ones(2), False)[0], torch.full((2,), 2.0))
         with pytest.warns(UserWarning, match="differs"):
             compilable(2, torch.ones(2), True)
+
+
+def test_each_new_graph_is_compared(graphs):
+    compilable = Compilable(lambda x: (x * 3 if len(x) > 2 and torch.compiler.is_compiling() else x * 2,), "it")
+    with compiling(True):
+        assert torch.equal(compilable(1, torch.ones(2))[0], torch.full((2,), 2.0))
+        with pytest.warns(UserWarning, match="differs"):  # as wide a pass as before, of more keys
+            assert torch.equal(compilable(1, torch.ones(3))[0], torch.full((3,), 2.0))
+
+
+def slow(graph, inputs):
+    """A compiler that takes its time."""
+    time.sleep(0.2)
+    return graph.forward
+
+
+def test_what_goes_into_compiling_is_known(graphs, monkeypatch):
+    monkeypatch.setattr(compilation, "BACKEND", slow)
+    compilable, before = Compilable(doubled, "it"), seconds_spent()
+    with compiling(True):
+        for length, graphs_so_far in ((2, 1), (2, 1), (3, 2), (4, 2)):  # the second is of any length
+            compilable(1, torch.ones(length))
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs_so_far
+            assert seconds_spent() - before >= 0.2 * graphs_so_far
+            assert len(compilable._checked) == 1
+        settled = seconds_spent()
+        compilable(1, torch.ones(5))
+        assert seconds_spent() == settled
+
+
+def test_no_request_takes_longer_because_passes_are_compiled_in_it(graphs, monkeypatch):
+    monkeypatch.setattr(compilation, "BACKEND", slow)
+    target = Target.from_model(tiny_llama())
+    decoder = Decoder(target, Eagle3.for_target(target, None, layers=(1,)), 3)
+    prompt = random_prompts(1, [5])[0]
+    with compiling(True):
+        before, started = seconds_spent(), time.perf_counter()
+        generation = decoder.generate(prompt, 12)
+        wall, compiled = time.perf_counter() - started, seconds_spent() - before
+    assert compiled >= 0.4  # the target's pass and the head's
+    assert generation.draft_seconds <= generation.decode_seconds <= wall - compiled
 
 
 def test_a_copy_calls_the_copys_method():

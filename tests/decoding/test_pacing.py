@@ -46,6 +46,15 @@ def test_free_tokens_are_all_drafted_and_dear_ones_are_not():
     assert Goodput((0.1,)).tokens(often, 6) == Goodput((0.1,) * 6).tokens(often, 6)  # the last holds for all further
 
 
+def test_a_round_without_a_draft_takes_its_time_too():
+    seldom = [rounds(*[(1, 1), (1, 0), (1, 0), (1, 0)] * 24)]
+    assert Goodput((0.3,)).tokens(seldom, 6) == 0 and Goodput((0.3,), idle=0.12).tokens(seldom, 6) == 1
+    assert Goodput((0.3,), idle=9.0).weigh(seldom, 6).costs[:2] == pytest.approx([0.3, 0.3])  # at most that of a draft
+    assert Goodput((9.0,), idle=0.25).weigh([rounds(*[(1, 0)] * 24)], 6).worth == pytest.approx(1 / 1.25)
+    with pytest.raises(UserError, match=r"without a draft takes -0\.1 plain steps more: expected at least 0"):
+        Goodput((0.3,), idle=-0.1)
+
+
 def test_costs_by_requests_side_by_side():
     often = rounds(*[(6, 3)] * 24)
     stop = Goodput({16: [1.5, 1.5], 1: [0.0]})

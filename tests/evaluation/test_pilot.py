@@ -58,8 +58,10 @@ def test_drafts_are_as_long_as_what_was_measured_says(target, prompts, monkeypat
     monkeypatch.setattr(Goodput, "weigh", lambda stop, rounds, most: seen.append(stop.costs))
     evaluation = evaluate(target, drafter, prompts[:2], settings, compare, progress=False)
     ((name, costs),) = evaluation.settings["draft_costs"].items()  # a look-up costs nothing
-    assert name == "draft_model, T=0" and set(seen) == {costs, None}
+    # The last one is of a draft that never pays, with which rounds without any are timed.
+    assert name == "draft_model, T=0" and set(seen) == {costs, None, (1.0,)}
     assert costs == pytest.approx((0.1,) * 8)
+    assert evaluation.settings["idle_costs"] == {name: pytest.approx(0.1)}
     assert (
         set(evaluation.results[0].counts.to_dict())
         and evaluation.settings["draft_tree"] == "chain of 8, as long as pays"
