@@ -63,7 +63,7 @@ ARMS: Mapping[str, Sequence[str]] = {
     ],
     "norms of queries and keys": [EAGLE3, "model.drafter.qk_norm=true"],
     "weights by confidence (D-PACE)": [EAGLE3, "model.drafter.confidence_smoothing=0.5"],
-    "Muon": [EAGLE3, "model.optimizer.name=muon"],
+    "AdamW": [EAGLE3, "model.optimizer.name=adamw"],
     "every answer counts alike": [EAGLE3, "model.drafter.sequence_mean=true"],
     "steps grow over the first half": [EAGLE3, "model.drafter.ttt_growth=0.5"],
     "LK hybrid": [EAGLE3, "model.drafter.divergence=lk_hybrid"],

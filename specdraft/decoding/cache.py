@@ -33,15 +33,19 @@ class _Places:
         """The next pass reads this, of the requests from ``first`` on."""
         self.first, self.count, self.held, self.size = first, len(reading.ids), reading.held, reading.size
         self._places = reading.places
-        self._index = {}
+        # At once for what the pass before asked for: a compiled pass that made them in it would be another graph.
+        self._index = {asked: self._made(*asked) for asked in self._index}
 
     def index(self, heads: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Where a layer of so many heads writes: requests, heads and places, together ``[B, heads, n]``."""
         if (heads, device) not in self._index:
-            places = self._places[:, None].to(device)
-            rows = torch.arange(len(places), device=device)[:, None, None]
-            self._index[heads, device] = rows, torch.arange(heads, device=device)[:, None], places
+            self._index[heads, device] = self._made(heads, device)
         return self._index[heads, device]
+
+    def _made(self, heads: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        places = self._places[:, None].to(device)
+        rows = torch.arange(len(places), device=device)[:, None, None]
+        return rows, torch.arange(heads, device=device)[:, None], places
 
 
 class _StaticLayer(DynamicLayer):

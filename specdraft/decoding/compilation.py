@@ -77,10 +77,14 @@ class Compilable:
         if not _active.get() or self._amiss:
             return self.function(*arguments)
         graphs, started = _graphs(), time.perf_counter()
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
         try:
             if self._compiled is None:
                 self.prepare()
-                self._compiled = _compile(self.function, next(a.device for a in arguments if isinstance(a, Tensor)))
+                self._compiled = _compile(self.function, tensors[0].device)
+            for each in tensors:  # a graph for every width: one for all would be slow
+                if each.ndim > 1 and each.shape[1] == width:
+                    torch._dynamo.mark_static(each, 1)
             found = self._compiled(*arguments)
             if width in self._checked and _graphs() == graphs:
                 return found
@@ -101,8 +105,10 @@ class Compilable:
 
 def _compile(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
-    mode = "reduce-overhead" if device.type == "cuda" else None  # CUDA graphs
-    return torch.compile(function, fullgraph=True, mode=mode, backend=BACKEND)
+    if device.type == "cuda":
+        return torch.compile(function, fullgraph=True, mode="reduce-overhead", backend=BACKEND)  # CUDA graphs
+    # For texts of all lengths at once: to find out by the second one compiles twice.
+    return torch.compile(function, fullgraph=True, dynamic=True, backend=BACKEND)
 
 
 def _graphs() -> int:

@@ -133,13 +133,13 @@ def test_what_goes_into_compiling_is_known(graphs, monkeypatch):
     monkeypatch.setattr(compilation, "BACKEND", slow)
     compilable, before = Compilable(doubled, "it"), seconds_spent()
     with compiling(True):
-        for length, graphs_so_far in ((2, 1), (2, 1), (3, 2), (4, 2)):  # the second is of any length
-            compilable(1, torch.ones(length))
+        for x, graphs_so_far in ((torch.ones(2), 1), (torch.ones(3), 1), (torch.ones(3, dtype=torch.float64), 2)):
+            compilable(1, x)
             assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs_so_far
             assert seconds_spent() - before >= 0.2 * graphs_so_far
             assert len(compilable._checked) == 1
         settled = seconds_spent()
-        compilable(1, torch.ones(5))
+        compilable(1, torch.ones(5, dtype=torch.float64))
         assert seconds_spent() == settled
 
 
@@ -154,6 +154,18 @@ def test_no_request_takes_longer_because_passes_are_compiled_in_it(graphs, monke
         wall, compiled = time.perf_counter() - started, seconds_spent() - before
     assert compiled >= 0.4  # the target's pass and the head's
     assert generation.draft_seconds <= generation.decode_seconds <= wall - compiled
+
+
+def test_of_each_width_there_is_one_graph_for_texts_of_all_lengths(graphs):
+    target = Target.from_model(tiny_llama())
+    target.pack()
+    drafter, prompts = Eagle3.for_target(target, None, layers=(1,)), random_prompts(3, [3, 9, 70])
+    with compiling(True), packed(drafter):
+        for decoder in (Decoder(target), Decoder(target, drafter, 3)):
+            for prompt in prompts:
+                decoder.generate(prompt, 12)
+    # The target reads one token, or four; the head what was emitted, padded to four, or one token that it drafted.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 4
 
 
 def test_a_copy_calls_the_copys_method():
