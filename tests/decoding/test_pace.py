@@ -10,7 +10,7 @@ import torch
 from specdraft.decoding import rules
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.pace import Pace
-from specdraft.decoding.pacing import Goodput, Rounds
+from specdraft.decoding.pacing import Goodput, Rounds, Weighed
 from specdraft.decoding.requests import Requests
 from specdraft.decoding.sampling import Chance, Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
@@ -74,6 +74,27 @@ def test_a_draft_goes_on_where_it_is_surer_than_usual():
     # A token of which it is not quite sure is worth its time for those behind it, and not where it is a guess.
     assert length(pace, [[0.95], [0.95], [0.35], [0.95]], [told(usual)]) == 5
     assert length(pace, [[0.95], [0.95], [0.01], [0.95]], [told(usual)]) == 3
+
+
+def test_a_draft_goes_on_if_the_tokens_behind_the_next_one_pay():
+    """By hand: a second token brings 0.5 for 0.2 steps, it and a third one 0.9 for 0.3, at 1.2 tokens a step."""
+    pace = Pace(StaticTree.chain(3, stop=Goodput(COSTS)), ASKED)
+    assert [each.depth for each in (*pace._fixed, *pace._asked)] == [1, 2, 3] * 2
+    chances, tries, sure = [0.9, 0.5, 0.8], [8.0, 8.0, 8.0], [4.0, 4.0, 4.0]
+    pace._weighed = Weighed([0.0, 0.3, 0.5, 0.6], 3, 1.2, chances, tries, sure, tells=1.0)
+    least = 1.2 * 0.3 / 0.9
+    assert pace._least(1) == pytest.approx(least) and pace._least(2) == pytest.approx(1.2 * 0.1 / 0.8)
+
+    def ends(*reached):  # of requests that are as sure as ever
+        pace._sure, pace._reached = [], [each / 0.9 for each in reached]
+        return pace.ends(torch.full((len(reached),), 0.5))
+
+    assert ends(0.39) and not ends(0.41) and ends(0.2, 0.58) and not ends(0.2, 0.62)
+    pace._sure, pace._reached = [], [0.9, 0.2]  # surer than ever of both, which no chance is more than certain for
+    pace.ends(torch.tensor([1.0, 1.0]))
+    assert pace._reached == pytest.approx([0.9, 0.2])
+    pace._sure, pace._reached, pace._least = [], [0.5], lambda drafted: 0.5 * 0.9
+    assert pace.ends(torch.tensor([0.5]))  # what brings no more than its time is not drafted
 
 
 def test_all_requests_go_on_or_none_by_what_they_bring_together():

@@ -4,11 +4,12 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.pacing import Goodput, Rounds, acceptance_rate, costs_of_tokens
+from specdraft.decoding.pacing import Goodput, Rounds, _chances, acceptance_rate, costs_of_tokens
 from specdraft.decoding.requests import Requests
 from specdraft.decoding.shapes import StaticTree
 from specdraft.errors import UserError
@@ -35,6 +36,50 @@ def test_as_long_as_what_was_accepted_lately_pays():
 def test_a_draft_tells_nothing_of_tokens_behind_its_end():
     """Short drafts that were accepted whole are no reason to draft short ones."""
     assert Goodput(COSTS).tokens([rounds(*[(2, 2)] * 24)], 6) > 2
+
+
+def test_what_drafts_are_worth_is_counted_over_all_requests():
+    one, other = Rounds(), Rounds()
+    one.note(3, 1, [0.9, 0.5, 0.2])
+    other.note(2, 2, [0.7, 0.6])
+    weighed = Goodput((0.1,), expected=0.5).weigh([one, other], 3)
+    assert weighed.tries == [2.0, 2.0, 0.0] and weighed.sure == pytest.approx([1.6, 1.1, 0.0])
+    assert weighed.chances == pytest.approx([(2 + 2) / 6, (1 + 2) / 6, 2 / 4])  # beside four that are expected
+
+
+@pytest.mark.parametrize("sure_of", [0.3, 0.9])
+def test_what_certainty_tells_is_the_slope_of_hits_over_it(sure_of):
+    """Least squares within each token, of what would go in proportion, beside a spread of one and a slope of one."""
+    chance, requests = random.Random(3), []
+    judged = [[(sure_of * chance.random(), chance.random()) for _ in range(3)] for _ in range(40)]
+    for tokens in judged:
+        right = [draw < sure for sure, draw in tokens]
+        requests.append(Rounds())
+        requests[-1].note(3, [*right, False].index(False), [sure for sure, _ in tokens])
+    weighed = Goodput((0.1,)).weigh(requests, 3)
+    together = spread = 1.0
+    for token in range(3):
+        seen = [row for row in judged if all(draw < sure for sure, draw in row[:token])]
+        sure = np.array([row[token][0] for row in seen])
+        hits = np.array([row[token][1] < row[token][0] for row in seen], dtype=float)
+        told = weighed.chances[token] * sure / sure.mean()
+        together += ((told - told.mean()) * (hits - hits.mean())).sum()
+        spread += ((told - told.mean()) ** 2).sum()
+    assert weighed.tells == pytest.approx(together / spread) and abs(together / spread - 1) > 0.01
+    assert sure_of > 0.5 or weighed.sure[-1] < 1  # little that was judged tells as well
+
+
+def test_an_easy_request_is_easy_on_all_levels():
+    """By hand: of two tokens one request had both, of one round each; 16 rounds count of what all of them tell."""
+    known = np.array([each.counts(2) for each in (rounds((2, 2)), rounds((2, 0)))])
+    shared = [0.6, 0.5]
+    middle = (2 + 4 * 0.3) / (3 + 4)  # tokens that were right, of those judged, beside four that are expected
+    likely = []
+    for hits, tries in ((2, [1, 1]), (0, [1, 0])):
+        own = (hits + 16 * middle) / (sum(tries) + 16) / middle
+        each = [(hits / 2 + 16 * min(own * s, 1.0)) / (t + 16) for s, t in zip(shared, tries, strict=True)]
+        likely.append([each[0], each[0] * each[1]])
+    assert _chances(known, shared, 0.3) == pytest.approx(np.mean(likely, axis=0))
 
 
 def test_free_tokens_are_all_drafted_and_dear_ones_are_not():
@@ -89,7 +134,10 @@ def test_what_is_expected_decides_before_anything_is_known():
     lengths = [Goodput(COSTS, rate).tokens([Rounds()], 6) for rate in (0.0, 0.3, 0.6, 0.9)]
     assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == 6
     assert acceptance_rate([(4, 4), (4, 2), (4, 0), (0, 0)]) == pytest.approx(6 / 8)
+    assert acceptance_rate([(4, 4), (4, 2)]) == pytest.approx(6 / 7)
     assert acceptance_rate([]) == acceptance_rate([(3, 0)]) == 0.0
+    assert Goodput(COSTS, 1.0).tokens([Rounds()], 6) == 6
+    assert Goodput((0.5,), 0.5).weigh([Rounds()], 1).best == 0  # it brings no more than its time
     with pytest.raises(UserError, match=r"accepted with 1\.5"):
         Goodput(COSTS, 1.5)
 

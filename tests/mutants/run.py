@@ -58,6 +58,8 @@ TESTS = {
     "specdraft.drafters.unrolled_keys": ["tests/drafters/test_unrolled_keys.py"],
     "specdraft.training.global_batch": ["tests/training/test_global_batch.py"],
     "specdraft.data.packing": ["tests/data/test_packing.py"],
+    "specdraft.decoding.pace": ["tests/decoding/test_pace.py"],
+    "specdraft.decoding.pacing": ["tests/decoding/test_pacing.py", "tests/decoding/test_pace.py"],
     "specdraft.decoding.rules": [
         "tests/decoding/test_rules.py",
         "tests/decoding/test_rules_trees.py",
