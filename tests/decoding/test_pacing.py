@@ -47,7 +47,7 @@ def test_what_drafts_are_worth_is_counted_over_all_requests():
     assert weighed.chances == pytest.approx([(2 + 2) / 6, (1 + 2) / 6, 2 / 4])  # beside four that are expected
 
 
-@pytest.mark.parametrize("sure_of", [0.3, 0.9])
+@pytest.mark.parametrize("sure_of", [0.2, 0.9])
 def test_what_certainty_tells_is_the_slope_of_hits_over_it(sure_of):
     """Least squares within each token, of what would go in proportion, beside a spread of one and a slope of one."""
     chance, requests = random.Random(3), []
@@ -59,14 +59,15 @@ def test_what_certainty_tells_is_the_slope_of_hits_over_it(sure_of):
     weighed = Goodput((0.1,)).weigh(requests, 3)
     together = spread = 1.0
     for token in range(3):
-        seen = [row for row in judged if all(draw < sure for sure, draw in row[:token])]
+        if not (seen := [row for row in judged if all(draw < sure for sure, draw in row[:token])]):
+            break
         sure = np.array([row[token][0] for row in seen])
         hits = np.array([row[token][1] < row[token][0] for row in seen], dtype=float)
         told = weighed.chances[token] * sure / sure.mean()
         together += ((told - told.mean()) * (hits - hits.mean())).sum()
         spread += ((told - told.mean()) ** 2).sum()
     assert weighed.tells == pytest.approx(together / spread) and abs(together / spread - 1) > 0.01
-    assert sure_of > 0.5 or weighed.sure[-1] < 1  # little that was judged tells as well
+    assert sure_of > 0.5 or (weighed.tries[1] > 1 and weighed.sure[1] < 1)  # little that was judged tells as well
 
 
 def test_an_easy_request_is_easy_on_all_levels():
@@ -134,7 +135,7 @@ def test_what_is_expected_decides_before_anything_is_known():
     lengths = [Goodput(COSTS, rate).tokens([Rounds()], 6) for rate in (0.0, 0.3, 0.6, 0.9)]
     assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == 6
     assert acceptance_rate([(4, 4), (4, 2), (4, 0), (0, 0)]) == pytest.approx(6 / 8)
-    assert acceptance_rate([(4, 4), (4, 2)]) == pytest.approx(6 / 7)
+    assert acceptance_rate([(4, 4), (4, 3), (4, 2)]) == pytest.approx(9 / 11)
     assert acceptance_rate([]) == acceptance_rate([(3, 0)]) == 0.0
     assert Goodput(COSTS, 1.0).tokens([Rounds()], 6) == 6
     assert Goodput((0.5,), 0.5).weigh([Rounds()], 1).best == 0  # it brings no more than its time
