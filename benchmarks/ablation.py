@@ -34,6 +34,7 @@ from specdraft.targets import Target
 
 RECIPE = "recipe"
 EAGLE3 = "model=eagle3"
+MUON = ["model.optimizer.name=muon", "model.optimizer.muon_learning_rate=3e-3"]  # as EAGLE-3's recipes have it
 PUBLISHED = {  # what EAGLE-3's paper has, and recipes for small data have not
     "hidden states as they are": ["model.drafter.fc_norm=false"],
     "feedback as it is": ["model.drafter.norm_output=false"],
@@ -47,6 +48,8 @@ ARMS: Mapping[str, Sequence[str]] = {
     # Other heads, which read the embedding of the newest token beside the state, not in the attention alone.
     "EAGLE-1": ["model=eagle"],
     "MTP": ["model=mtp"],
+    "EAGLE-1, Muon": ["model=eagle", *MUON],
+    "MTP, Muon": ["model=mtp", *MUON],
     # What those have and EAGLE-3 has not.
     "last state among the features": [EAGLE3, "model.drafter.layers={last}"],
     "projection frozen": [EAGLE3, "model.drafter.projection=frozen"],
