@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from specdraft.targets import Target
 
 _PROMPTS, _TOKENS, _SECONDS = 8, 32, 2.0
+_PASSES = 3  # of which the middle one counts: other work on the machine may hold one of them up for long
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class Pilot:
         settings, never = self.settings, StaticTree.chain(1, stop=Goodput((1.0,), expected=0.0))
         sampling = settings.sampling(temperature)
         timer = StepTimer(self.target, way.drafter, text, [never], (1,), sampling, settings.rule)
-        timer.measure_for(_SECONDS / 2)
-        seconds = [each.draft + each.verify for shape in (None, never) if (each := timer.times().get((1, shape)))]
+        timer.measure_for(_SECONDS / 2, _PASSES)
+        seconds = [each.whole for shape in (None, never) if (each := timer.typical().get((1, shape)))]
         return max(seconds[1] / seconds[0] - 1.0, 0.0) if len(seconds) == 2 else 0.0  # unless a text ended at once
 
     def _model(self, way: Way, temperature: float, requests: list[Request]) -> CostModel | None:
@@ -105,8 +106,8 @@ class Pilot:
         found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
         if found is None:
             return None
-        found.timer.measure_for(_SECONDS)
-        return found.model()
+        found.timer.measure_for(_SECONDS, _PASSES)
+        return found.model(typical=True)
 
     def _requests(self, way: Way, temperature: float) -> list[Request]:
         """The beginnings of a few answers, one of each category. Nothing is decoded without drafting: a drafted answer

@@ -22,8 +22,8 @@ def measured(monkeypatch, cost):
     def times(timer):
         return {(1, shape): StepTime(cost * (shape.depth if shape else 0), 1.0) for shape in timer.decoders}
 
-    monkeypatch.setattr(StepTimer, "times", times)
-    monkeypatch.setattr(StepTimer, "measure_for", lambda timer, seconds: None)
+    monkeypatch.setattr(StepTimer, "typical", times)
+    monkeypatch.setattr(StepTimer, "measure_for", lambda timer, seconds, least: None)
     monkeypatch.setattr("specdraft.evaluation.speedup.measure.draft_ranks", lambda *_: torch.zeros(0))
     monkeypatch.setattr("specdraft.evaluation.speedup.measure.rank_accuracies", lambda *_: [[]] * 8)
     rates = [1 + sum(0.66**i for i in range(1, k + 1)) for k in range(1, 9)]

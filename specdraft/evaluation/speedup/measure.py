@@ -44,9 +44,10 @@ class Costs:
         """All of them."""
         return [*(StaticTree.chain(k, self.sampled) for k in range(1, len(self.chains) + 1)), *self.others]
 
-    def model(self) -> CostModel:
-        """The predictions, from what has been measured so far."""
-        return predict(self.drafter, self.temperature, self.timer.times(), self.chains, self.others)
+    def model(self, typical: bool = False) -> CostModel:
+        """The predictions, from what has been measured so far: means, or what is ``typical``."""
+        times = self.timer.typical() if typical else self.timer.times()
+        return predict(self.drafter, self.temperature, times, self.chains, self.others)
 
 
 def costs(

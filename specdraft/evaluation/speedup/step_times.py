@@ -4,13 +4,14 @@ Measured in the decode loop itself, so that nothing of a round is forgotten: the
 sampling, the rule, what the drafter reads back.
 
 Means, because a speedup is a ratio of sums. Where other work interrupts the machine, long passes meet an interruption
-more often than short ones, and a median would count it for the long ones alone."""
+more often than short ones, and a median would count it for the long ones alone. But where little is measured, one
+interruption of half a second would be most of it."""
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add
 from typing import TYPE_CHECKING
 
 from specdraft.decoding.decoder import Decoder
@@ -32,10 +33,15 @@ Cell = tuple[int, Shape | None]
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one round of all requests that are decoded side by side: the mean."""
+    """Seconds of one round of all requests that are decoded side by side."""
 
     draft: float
     verify: float
+
+    @property
+    def whole(self) -> float:
+        """Of both."""
+        return self.draft + self.verify
 
 
 class StepTimer:
@@ -57,7 +63,8 @@ class StepTimer:
         self.text, self.batch_sizes = text, batch_sizes
         self.decoders: dict[Shape | None, Decoder] = {None: Decoder(target, sampling=sampling)}
         self.decoders.update((shape, Decoder(target, drafter, shape, sampling, rule)) for shape in shapes)
-        self._sums: dict[Cell, tuple[int, float, float]] = {}  # rounds, seconds of drafting, seconds of verifying
+        # Of every pass: rounds, seconds of drafting, seconds of verifying.
+        self._found = defaultdict[Cell, list[tuple[int, float, float]]](list)
         self._passes = 0
         for shape in self.decoders:
             self._time(batch_sizes[0], shape)
@@ -67,21 +74,29 @@ class StepTimer:
         self._passes += 1
         for batch_size in self.batch_sizes:
             for shape in self.decoders:
-                before = self._sums.get((batch_size, shape), (0, 0.0, 0.0))
-                rounds, draft, verify = map(add, before, self._time(batch_size, shape))
-                self._sums[batch_size, shape] = (rounds, draft, verify)
+                self._found[batch_size, shape].append(self._time(batch_size, shape))
 
-    def measure_for(self, seconds: float) -> None:
-        """Measure at least once, and again until ``seconds`` have passed."""
-        started = time.perf_counter()
-        self.measure()
-        while time.perf_counter() - started < seconds:
+    def measure_for(self, seconds: float, least: int = 1) -> None:
+        """Measure at least so many times, and again until ``seconds`` have passed."""
+        started, enough = time.perf_counter(), self._passes + least
+        while self._passes < enough or time.perf_counter() - started < seconds:
             self.measure()
 
     def times(self) -> dict[Cell, StepTime]:
         """Means of what was measured. A cell is absent if its text ended at once."""
-        sums = self._sums.items()
-        return {cell: StepTime(draft / n, verify / n) for cell, (n, draft, verify) in sums if n}
+        sums = {cell: tuple(map(sum, zip(*passes, strict=True))) for cell, passes in self._found.items()}
+        return {cell: StepTime(draft / n, verify / n) for cell, (n, draft, verify) in sums.items() if n}
+
+    def typical(self) -> dict[Cell, StepTime]:
+        """Of every cell the pass whose rounds took the middle time: an interruption of one pass does not count."""
+        found = {}
+        for cell, passes in self._found.items():
+            ordered = sorted(
+                (StepTime(draft / n, verify / n) for n, draft, verify in passes if n), key=lambda each: each.whole
+            )
+            if ordered:
+                found[cell] = ordered[(len(ordered) - 1) // 2]
+        return found
 
     def _time(self, batch_size: int, shape: Shape | None) -> tuple[int, float, float]:
         """Rounds of one pass, seconds of drafting and of verifying in them."""

@@ -117,6 +117,22 @@ def test_step_times_of_every_cell():
     assert all((time.draft > 0) == (shape is not None) for (_, shape), time in times.items())
 
 
+def test_an_interruption_of_one_pass_is_in_the_mean_and_not_in_what_is_typical(monkeypatch):
+    target = Target.from_model(tiny_llama(context=64))
+    found = {None: iter([(9, 0.0, 9.0), (4, 0.0, 4.0), (4, 0.0, 8.0), (2, 0.0, 2.0)])}
+    found[CHAINS[1]] = iter([(9, 9.0, 9.0), (4, 4.0, 6.0), (2, 60.0, 2.0), (4, 2.0, 6.0)])
+    monkeypatch.setattr(StepTimer, "_time", lambda timer, batch_size, shape: next(found[shape]))
+    timer = StepTimer(target, Medusa.for_target(target, num_heads=1), [1, 2, 3], [CHAINS[1]], (1,))  # one pass each
+    assert timer.typical() == {}
+    timer.measure_for(0.0, 3)
+    assert timer.typical() == {(1, None): StepTime(0.0, 1.0), (1, CHAINS[1]): StepTime(1.0, 1.5)}
+    assert timer.times() == {(1, None): StepTime(0.0, 1.4), (1, CHAINS[1]): StepTime(6.6, 1.4)}
+    assert timer.times()[1, CHAINS[1]].whole == pytest.approx(8.0)
+    found[None], found[CHAINS[1]] = iter([(0, 0.0, 0.0)]), iter([(0, 0.0, 0.0)])
+    timer.measure_for(0.0)  # again, though passes are there: a text that ended at once
+    assert timer.typical()[1, CHAINS[1]] == StepTime(1.0, 1.5) and timer.times()[1, None] == StepTime(0.0, 1.4)
+
+
 @pytest.mark.parametrize("sizes", [{"batch_sizes": (0,)}, {"tree_sizes": (4, "many")}])
 def test_bad_sizes(sizes):
     with pytest.raises(UserError, match="expected whole numbers of at least 1"):
