@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
 
 _SMALL = 2**20  # elements of a weight whose product may be over before oneDNN's has begun
+_LARGE = 2**27  # multiplications of a product that takes so long that preparing it for oneDNN does not matter
 _FEW = (1, 6)  # rows: of a plain step, and of one that verifies five drafts
 _CLEARLY = 1.25  # times as long: what differs less may be chance, and packed weights then do better in larger batches
 _TRIES, _CALLS = 5, 20
@@ -89,6 +91,69 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient @ plain(ctx.weight), None, None
+
+
+class LearnedLinear(nn.Linear):
+    """``nn.Linear`` that learns on a CPU: large products of it, forward and backward, are oneDNN's. It holds what the
+    plain layer holds."""
+
+    decodes_as_linear = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[..., I]`` -> ``[..., O]``."""
+        large = input.numel() * self.out_features >= _LARGE and torch.is_grad_enabled()
+        apart = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()  # these choose by themselves
+        if apart or not (large and input.dtype == self.weight.dtype and _native(input)):
+            return super().forward(input)
+        return _LearnedProduct.apply(input, self.weight, self.bias)
+
+
+class _LearnedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(given, weight)
+        return _product(given, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        given, weight = ctx.saved_tensors
+        of_given, of_weight, of_bias = ctx.needs_input_grad
+        rows = gradient.flatten(0, -2)  # [n, O]
+        return (
+            _product(gradient, weight.T, None) if of_given else None,
+            _product(rows.T, given.flatten(0, -2).T, None) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+@contextmanager
+def learning(module: nn.Module) -> Iterator[None]:
+    """Inside, the plain linear layers of the module that learn in fp32 on a CPU are ``LearnedLinear``, where that is
+    faster."""
+    layers = [
+        each
+        for each in module.modules()
+        if type(each) is nn.Linear and each.weight.requires_grad and each.weight.dtype == torch.float32
+    ]
+    layers = layers if is_faster() else []
+    for layer in layers:
+        layer.__class__ = LearnedLinear
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__class__ = nn.Linear
+
+
+@cache
+def is_faster() -> bool:
+    """Whether oneDNN's large products in fp32 take less time than torch's: on AMD's processors, half (benchmarks/
+    onednn.py). Told by the processor's name and not by trying, as a resumed training must compute as before."""
+    try:
+        processor = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
+    return "AuthenticAMD" in processor and torch.backends.mkldnn.is_available()
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from specdraft import onednn
 from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
@@ -16,7 +17,7 @@ from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.pard import Pard
 from specdraft.drafters.redrafter import ReDrafter
-from specdraft.onednn import PackedLinear, pack, packed, packing_pays, plain, unpack
+from specdraft.onednn import LearnedLinear, PackedLinear, is_faster, learning, pack, packed, packing_pays, plain, unpack
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from tests.fakes import random_prompts, tiny_llama
@@ -293,3 +294,91 @@ def test_products_of_a_thousand_numbers_of_rows_are_prepared_once(capacity, agai
     if made[0] == 0:
         pytest.skip("this build of oneDNN does not say what it prepares")
     assert made[0] == 1000 and abs(made[1] - again) <= 1
+
+
+@pytest.fixture
+def on_amd(monkeypatch):
+    """Every product counts as large, on a processor where that pays."""
+    monkeypatch.setattr(onednn, "is_faster", lambda: True)
+    monkeypatch.setattr(onednn, "_LARGE", 1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(7,), (2, 5), (300,)])
+def test_a_layer_that_learns_has_the_plain_layers_gradients(on_amd, bias, shape):
+    linear = nn.Linear(48, 80, bias=bias)
+    given = torch.randn(*shape, 48, requires_grad=True)
+    weights = torch.randn(*shape, 80)
+    leaves = [given, *linear.parameters()]
+    expected = linear(given)
+    gradients = torch.autograd.grad((expected * weights).sum(), leaves)
+    with learning(linear):
+        found = linear(given)
+        assert type(found.grad_fn).__name__ == "_LearnedProductBackward"
+    torch.testing.assert_close(found, expected, **tolerance(torch.float32))
+    for mine, theirs in zip(torch.autograd.grad((found * weights).sum(), leaves), gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_only_what_needs_a_gradient_costs_one(on_amd):
+    linear = nn.Linear(48, 80)
+    with learning(linear):
+        linear(torch.randn(7, 48)).sum().backward()  # of an input that learns nothing
+        linear.bias.requires_grad_(False)
+        linear.zero_grad()
+        linear(torch.randn(7, 48)).sum().backward()
+    assert linear.weight.grad is not None and linear.bias.grad is None
+
+
+def test_autocast_small_products_and_inference_stay_torchs(on_amd, monkeypatch):
+    linear, given = nn.Linear(48, 80), torch.randn(7, 48)
+
+    def ours():
+        return "Learned" in type(linear(given).grad_fn).__name__
+
+    with learning(linear):
+        assert ours()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not ours() and linear(given).dtype == torch.bfloat16
+        with torch.no_grad():
+            assert not ours()
+        monkeypatch.setattr(onednn, "_LARGE", 7 * 48 * 80 + 1)
+        assert not ours()
+
+
+def test_layers_learn_as_such_and_are_left_as_they_were(on_amd):
+    class Own(nn.Linear):
+        pass
+
+    module = nn.Sequential(nn.Linear(4, 4), Own(4, 4), nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4).double())
+    kinds, state = [type(each) for each in module], set(module.state_dict())
+    with learning(module):
+        assert [type(each) for each in module] == [LearnedLinear, *kinds[1:]]
+        assert set(module.state_dict()) == state and copy.deepcopy(module)[0].weight.shape == (4, 4)
+    assert [type(each) for each in module] == kinds
+
+
+def test_nothing_is_changed_where_torch_is_as_fast(monkeypatch):
+    monkeypatch.setattr(onednn, "is_faster", lambda: False)
+    linear = nn.Linear(4, 4)
+    with learning(linear):
+        assert type(linear) is nn.Linear
+
+
+@pytest.mark.parametrize(("name", "expected"), [("AuthenticAMD", True), ("GenuineIntel", False), (None, False)])
+def test_which_processors_want_it(monkeypatch, name, expected):
+    def read(path):
+        if name is None:
+            raise FileNotFoundError(path)
+        return f"vendor_id\t: {name}\n"
+
+    monkeypatch.setattr(onednn.Path, "read_text", read)
+    assert is_faster.__wrapped__() is expected
+
+
+def test_a_layer_that_learns_is_packed_where_it_decodes(on_amd):
+    module = nn.Sequential(nn.Linear(2048, 1024))
+    with learning(module):
+        with packed(module):
+            assert isinstance(module[0], PackedLinear)
+        assert type(module[0]) is LearnedLinear

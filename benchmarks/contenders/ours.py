@@ -19,6 +19,7 @@ from contenders.problem import (
 )
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.eagle import Eagle3, PEagle
+from specdraft.onednn import learning
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 
@@ -41,6 +42,7 @@ def build(problem: Problem, sampled: bool = False) -> Contender:
     model.lm_head.weight = torch.nn.Parameter(problem.head)
     model.model.embed_tokens.weight = torch.nn.Parameter(problem.embedding)
     target = Target.from_model(model)
+    target.pack()  # as every target that is loaded on a CPU
     drafter = _drafter(problem, sampled)
     drafter.set_draft_vocabulary(problem.draft_ids)
     missing, unknown = drafter.load_state_dict(problem.weights, strict=False)
@@ -54,9 +56,11 @@ def build(problem: Problem, sampled: bool = False) -> Contender:
         )
         features = Features(problem.aux[None], problem.last[None])
         if shape.family == "eagle3":
-            return drafter.training_loss(batch, features, target).loss
+            with learning(drafter):  # as the train command has it
+                return drafter.training_loss(batch, features, target).loss
         torch.manual_seed(DRAWS)
-        return drafter.training_loss(batch, features, target, _totals(problem)).loss
+        with learning(drafter):
+            return drafter.training_loss(batch, features, target, _totals(problem)).loss
 
     return Contender(loss, drafter.parameters())
 

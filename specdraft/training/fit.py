@@ -3,6 +3,7 @@
 import inspect
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.export import layout_for
 from specdraft.files import atomic_directory, atomic_file
+from specdraft.onednn import learning
 from specdraft.redaction import redact
 from specdraft.targets import Target
 from specdraft.text import shorten
@@ -77,11 +79,12 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     )
     if run.resume is not None:
         copy_best_from_resumed(run.resume, run.directory)
-    if uses_gpus(config.trainer.accelerator):
+    gpus = uses_gpus(config.trainer.accelerator)
+    if gpus:
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in fp32
     started = time.perf_counter()
     try:
-        with broken_connections_explained(run.directory / CHECKPOINTS):
+        with broken_connections_explained(run.directory / CHECKPOINTS), nullcontext() if gpus else learning(drafter):
             trainer.fit(module, data, ckpt_path=run.resume, weights_only=True)
     except SystemExit as error:
         # Lightning turns a Ctrl-C outside our handler's reach into exit status 1.

@@ -14,6 +14,12 @@ from tests.losses.counting import Counted, HostReads, size
 R, S, H, V, C = 512, 3, 256, 1024, 128  # in the proportions of a head of 4,096 and windows of 2,048
 
 
+@pytest.fixture(autouse=True)
+def where_products_are_added_in_place(monkeypatch):
+    """As on every device but some processors, whose library is slow at it (``specdraft/onednn.py``)."""
+    monkeypatch.setattr(chunked, "is_faster", lambda: False)
+
+
 class Kernel:
     """What ``fused.py`` moves, without its arithmetic: of the target's logits one pass, or two where a part is chosen;
     of a chunk three passes over z, two over the target's and the gradient written once."""

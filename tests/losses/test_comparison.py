@@ -2,6 +2,7 @@
 
 import builtins
 import importlib.util
+import math
 import sys
 import warnings
 from types import SimpleNamespace
@@ -160,3 +161,21 @@ def test_a_kernel_that_says_something_else_is_not_used(monkeypatch, name, kernel
         for _ in range(2):
             assert comparison.agrees(kernel(asked, 7, 150, torch.float32, CPU), asked, CPU) == (not amiss)
     assert [amiss in str(each.message) for each in warned] == [True] * bool(amiss)
+
+
+@pytest.mark.parametrize("size", [1, 100, 128, 129, 300, 512])
+def test_the_largest_logit_is_found_where_it_first_stands(size):
+    rows = torch.randint(-3, 3, (40, size)).double()
+    rows[0], rows[1, -1], rows[2, 0], rows[3] = 1.0, 9.0, 9.0, -math.inf
+    values, index = comparison._max(rows)
+    assert torch.equal(values, rows.amax(-1))
+    assert torch.equal(index, torch.stack([(row == row.max()).nonzero()[0, 0] for row in rows]))
+    assert [len(each) for each in comparison._max(rows[:0])] == [0, 0]
+
+
+def test_softmax_of_logits_that_are_far_apart():
+    z = torch.tensor([[0.0, -1e4, 80.0], [-3e38, 0.0, -3e38]])
+    q, log_normalizer, index = softmax(z, torch.empty_like(z))
+    torch.testing.assert_close(q, z.double().softmax(-1).float())
+    torch.testing.assert_close(log_normalizer, z.double().logsumexp(-1).float())
+    assert index.tolist() == [2, 1]
