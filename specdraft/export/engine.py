@@ -35,9 +35,7 @@ class Engine:
         """The layout as this engine reads it. ``target``: what the checkpoint says of the target's model.
         Raises UserError for a family, a target, an option or a quantization that the engine does not serve, or would
         not notice."""
-        if layout.family not in self.families:
-            served = ", ".join(TITLES[family] for family in self.families)
-            raise UserError(f"{self.name} serves no {layout.title}: expected one of {served}; choose another engine")
+        self.check_family(layout.family)
         if layout.quantization and layout.family not in self.quantized:
             wrong = f"{self.name} is not known to serve a quantized {layout.title}"
             raise UserError(f"{wrong}: expected a drafter without quantization; choose engine=vllm")
@@ -45,6 +43,12 @@ class Engine:
             wrong = f"the {layout.title} was trained with {', '.join(ignored)}, which {self.name} ignores"
             raise UserError(f"{wrong}: expected none of {', '.join(sorted(self.ignored))}; choose another engine")
         return layout
+
+    def check_family(self, family: str) -> None:
+        """Raises UserError for one that the engine does not serve."""
+        if family not in self.families:
+            served = ", ".join(TITLES[each] for each in self.families)
+            raise UserError(f"{self.name} serves no {TITLES[family]}: expected one of {served}; choose another engine")
 
     def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
         """Markdown for the model card: how this engine is started with the drafter in ``directory``."""

@@ -86,14 +86,21 @@ def export(
     return output
 
 
+def check_served(kind: type[Drafter], engine: Engine) -> None:
+    """What a class alone tells, before there is a target. Raises UserError for drafters that no engine serves, and for
+    those that ``engine`` does not."""
+    if kind not in _LAYOUTS:
+        raise UserError(
+            f"the drafter is a {kind.__name__}, which no serving engine loads: "
+            f"expected one of {', '.join(each.__name__ for each in _LAYOUTS)}; train one of those, or set export=null"
+        )
+    engine.check_family(kind.family)
+
+
 def layout_for(drafter: Drafter, target: Mapping[str, Any], engine: Engine, output: Path) -> Layout:
     """What ``export`` would write of a drafter, trained or not; ``target`` is what ``about_target`` says of its target.
     Raises UserError for a drafter that the engine cannot serve from the directory ``output``."""
-    if type(drafter) not in _LAYOUTS:
-        raise UserError(
-            f"the drafter is a {type(drafter).__name__}, which no serving engine loads: "
-            f"expected one of {', '.join(kind.__name__ for kind in _LAYOUTS)}; train one of those, or set export=null"
-        )
+    check_served(type(drafter), engine)
     dtype = target.get("dtype", "float32") if engine.dtype == "auto" else engine.dtype
     if dtype not in DTYPES:
         raise UserError(f"the weights cannot be written as {dtype!r}: expected engine.dtype to be {', '.join(DTYPES)}")

@@ -18,7 +18,7 @@ from specdraft.drafters.checkpoint import read_config
 from specdraft.entry import CONF, build
 from specdraft.errors import UserError
 from specdraft.evaluation import CostSettings, EvaluationSettings
-from specdraft.export.engine import Engine
+from specdraft.export import Engine, check_served
 from specdraft.files import make_directory
 from specdraft.training.checkpoints.resume import check_alike, check_unfinished, find_resume
 from specdraft.training.devices import claim_gpu, device_numbers, uses_gpus, world_size
@@ -71,13 +71,15 @@ def prepare_run(config: DictConfig) -> Run:
         raise UserError(f"{what}: set trainer.devices=1, or start the trainings one by one without -m")
     check_devices(config.trainer)
     claim_gpu(config.trainer)
-    check_before_work(config, directory)
+    plan = check_before_work(config, directory)
+    engine = build(engine_config(CONF, config.export)) if config.export else None
+    if engine is not None:
+        check_served(plan.drafter_kind, engine)
     resume = find_resume(config.resume, Path(config.run_family), print)
     if resume is not None:
         check_unfinished(resume, config.trainer.max_steps)
         check_alike(resume, config)
     acquire_run_lock(directory, resume)
-    engine = build(engine_config(CONF, config.export)) if config.export else None
     silence_warnings()
     seed_everything(config.seed, workers=True, verbose=False)
     return Run(directory, resume, engine, evaluation, cost)

@@ -274,11 +274,18 @@ def test_every_family_trains_and_exports(train, arguments, tmp_path, model):
     assert ("quantization_config" in exported) is (model == "draft")
 
 
-def test_a_drafter_that_no_engine_serves_is_refused_before_training(train, arguments, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "engine", "sentence"),
+    [
+        ("hydra", "vllm", "Hydra, which no serving engine loads"),
+        ("medusa", "sglang", "sglang serves no Medusa heads: expected one of"),
+    ],
+)
+def test_a_drafter_that_is_not_served_is_refused_before_the_target_answers(train, arguments, model, engine, sentence):
     overrides = [each for each in arguments if not each.startswith("model.")]
-    status, _, err = train(*overrides, "model=hydra", "model.draft_vocab_size=null", "export=vllm")
-    assert status == 2 and "Hydra, which no serving engine loads" in err
-    assert not (tmp_path / "family" / "run" / "checkpoints").exists()
+    status, out, err = train(*overrides, f"model={model}", "model.draft_vocab_size=null", f"export={engine}")
+    assert status == 2 and sentence in err
+    assert "data:" not in out
 
 
 def test_init_trains_on(train, arguments, tmp_path):

@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedConfig
 
+from specdraft.drafters.base import Drafter
 from specdraft.drafters.quantization import quantize
 from specdraft.entry import build
 from specdraft.errors import UserError
@@ -31,6 +32,7 @@ class Plan:
     source: str
     target_parameters: int
     drafter: str
+    drafter_kind: type[Drafter]  # as it is served
     drafter_parameters: int
     gpu: str
     devices: int
@@ -142,6 +144,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         source=source,
         target_parameters=sizes.total,
         drafter=f"{type(drafter).__name__}, draft vocabulary {vocabulary or target.vocab_size:,}",
+        drafter_kind=type(drafter.served()),
         drafter_parameters=trainable,
         gpu=planning.gpu,
         devices=devices,
