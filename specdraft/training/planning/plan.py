@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.quantization import quantize
+from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.rendering import render
@@ -96,6 +97,9 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     ids = None if vocabulary is None else torch.arange(vocabulary)
     with torch.device("meta"):
         drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=ids)
+    if vocabulary not in (None, target.vocab_size) and not isinstance(drafter, DraftVocabulary):
+        what = f"model.draft_vocab_size is {vocabulary}, and {type(drafter).__name__} projects to all tokens"
+        raise UserError(f"{what}: expected null, or a drafter that is a DraftVocabulary (docs/add-a-drafter.md)")
     quantize(drafter, config.quantize)  # refuses what cannot be, before anything is loaded
     trainable = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
 

@@ -58,6 +58,17 @@ def test_draft_vocabulary_larger_than_the_vocabulary(composed):
         plan.make_plan(composed("model.draft_vocab_size=200000"), architecture, "")
 
 
+def test_a_draft_vocabulary_that_a_drafter_of_ones_own_would_not_notice(composed, tmp_path, monkeypatch):
+    """It derives from ``Drafter`` alone, as the first one of docs/add-a-drafter.md."""
+    page = (REPOSITORY / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
+    (tmp_path / "bigram.py").write_text(page.split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = composed("target=qwen3-8b")
+    config.model.drafter = {"_target_": "bigram.Bigram.for_target", "width": 8}
+    with pytest.raises(UserError, match="draft_vocab_size is 32000, and Bigram projects to all tokens: expected null"):
+        plan.make_plan(config, blueprint.shape_config(dict(config.target_shape)), "")
+
+
 def planned(composed, *overrides: str) -> plan.Plan:
     config = composed("data.sequence_length=2048", "data.batch_size=4", *overrides)
     return plan.make_plan(config, blueprint.shape_config(OmegaConf.to_container(config.target_shape)), "shape")
