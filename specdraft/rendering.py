@@ -1,6 +1,7 @@
 """The templates that lie beside the code: text, Markdown, HTML, SVG and style."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters["json"] = json.dumps
+# As they stand in a JSON document, in a shell's command line, in Python.
+_ENVIRONMENT.filters |= {"json": json.dumps, "shell": shlex.quote, "python": repr, "parsed": json.loads}
 
 
 def render(template: str, **values: Any) -> str:

@@ -4,6 +4,7 @@ The directory holds ``vllm.yaml``, which ``vllm serve --config`` reads, a card w
 the draft model's checkpoint, if there is one."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -52,7 +53,9 @@ def export_proposer(settings: ProposerSettings, target: str, num_draft_tokens: i
         "speculative-config": speculative_config(num_draft_tokens),
         "additional-config": settings.entry(),
     }
-    options = " ".join(f"--{name} '{json.dumps(value)}'" for name, value in started.items() if name != "model")
+    options = " ".join(
+        f"--{name} {shlex.quote(json.dumps(value))}" for name, value in started.items() if name != "model"
+    )
     title = f"{drafter.retrieval.family}, else {drafter.head.family}" if isinstance(drafter, Hybrid) else drafter.family
     values = {"title": title, "stop": stop, "target": target, "options": options, "started": started}
     card = render("export/templates/proposer.md.jinja", settings=output.resolve() / SETTINGS, **values)

@@ -1,6 +1,8 @@
 """Every family for every engine: exact names, shapes, dtypes and keys, and the traps that engines are silent about."""
 
+import ast
 import json
+import re
 
 import pytest
 import torch
@@ -67,7 +69,11 @@ def shapes(tensors):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_served_is_written_and_the_rest_refused_by_name(exported, engine, family):
     if family in SERVED[engine]:
-        assert f"## Serving with {engine.name}" in exported(engine(), family)[3]
+        card = exported(engine(), family)[3]
+        assert f"## Serving with {engine.name}" in card
+        for code in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+            names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+            assert not names & {"true", "false", "null"}  # JSON's words
     else:
         title = f"({'|'.join(TITLES.values())})"
         with pytest.raises(UserError, match=rf"^{engine.name} serves no {title}: expected"):

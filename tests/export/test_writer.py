@@ -1,6 +1,7 @@
 """The exported directory against an independent reader: plain JSON, plain safetensors, the engine's arithmetic."""
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -196,6 +197,18 @@ def test_the_card_names_a_targets_directory_wherever_the_engine_is_started(make_
     assert "vllm serve ./own-target" in (export(checkpoint, VLLM()) / "README.md").read_text()  # not there: as it is
     (tmp_path / "own-target").mkdir()
     assert f"vllm serve {tmp_path / 'own-target'}" in (export(checkpoint, VLLM()) / "README.md").read_text()
+
+
+def test_the_cards_command_takes_paths_with_spaces(make_checkpoint, tmp_path):
+    _, checkpoint = make_checkpoint()
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["target"]["name"] = str(tmp_path / "it's my target")
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    card = (export(checkpoint, VLLM(), tmp_path / "its head") / "README.md").read_text()
+    command = next(line for line in card.splitlines() if line.startswith("vllm serve"))
+    _, _, target, *options = shlex.split(command)
+    told = json.loads(options[options.index("--speculative-config") + 1])
+    assert target == str(tmp_path / "it's my target") and told["model"] == str(tmp_path / "its head")
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(make_checkpoint, tmp_path):
