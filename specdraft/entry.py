@@ -16,7 +16,13 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -158,6 +164,9 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, HydraException) and several:
         key, values = several.groups()
         return f"{key} has several values: add -m to run with each of them, or write {key}=[{values}] for a list"
+    if isinstance(error, OverrideParseException) and "=" in error.override:  # ~ and brackets, say, are signs of Hydra's
+        key, _, value = error.override.partition("=")
+        return f"cannot read {error.override}: expected its value in quotes within quotes, as '{key}=\"{value}\"'"
     if isinstance(error, MissingMandatoryValue) and error.full_key:
         return f"{error.full_key} is missing: expected {error.full_key}=VALUE on the command line"
     located = re.match(r"Error locating target '(.+?)'", message)

@@ -87,6 +87,7 @@ def test_what_the_task_returns_reaches_a_sweeper(tmp_path: Path):
     [
         (["numbr=2"], "unknown config key 'numbr': did you mean number?"),
         (["number=1,2"], "number has several values: add -m to run with each of them, or write number=[1,2]"),
+        (["number=~/x"], """cannot read number=~/x: expected its value in quotes within quotes, as 'number="~/x"'"""),
         (["+api_key=sk-123456789"], "api_key holds a secret in plain text: expected it in an environment variable"),
         (["imports=[nowhere]"], "imports=['nowhere']: No module named 'nowhere'; expected Python modules"),
     ],

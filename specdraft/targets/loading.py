@@ -55,7 +55,7 @@ def load(
         read = partial(AutoModelForCausalLM.from_pretrained, where, use_safetensors=True, output_loading_info=True)
         implementation = None if attention == "auto" else attention
         model, report = read(dtype=dtype, attn_implementation=implementation, device_map=device_map, **common)
-        tokenizer = AutoTokenizer.from_pretrained(where, **common)
+        tokenizer = load_tokenizer(name, revision, trust_remote_code, f"tokenizer of the {what}")
     except UserError:
         raise
     except Exception as error:  # transformers, the hub client and safetensors raise a dozen kinds
@@ -69,12 +69,14 @@ def load(
     return model, tokenizer
 
 
-def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """A tokenizer alone, by hub id or directory. Raises UserError if there is none."""
+def load_tokenizer(
+    name: str, revision: str | None = None, trust_remote_code: bool = False, what: str = "tokenizer"
+) -> Any:
+    """A tokenizer alone, by hub id or directory, which errors call the ``what``. Raises UserError if there is none."""
     try:
         return AutoTokenizer.from_pretrained(location(name), revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # as above
-        raise _cannot_load("tokenizer", name, error) from error
+        raise _cannot_load(what, name, error) from error
 
 
 def load_config(name: str, revision: str | None = None) -> PreTrainedConfig:
@@ -100,10 +102,17 @@ def template_hash(tokenizer: Any) -> str | None:
 
 
 def check_files(where: str, revision: str | None) -> None:
-    """Raises UserError for a configuration of sizes that no model has, and for an index that leads out of its folder;
-    and what transformers raises where there is no configuration."""
+    """Raises UserError for an adapter that is not merged, for a configuration of sizes that no model has, for end marks
+    that cannot be read, and for an index that leads out of its folder; and what transformers raises where there is no
+    configuration."""
+    if (adapter := Path(where) / "adapter_config.json").is_file():
+        wrong = f"{where} holds an adapter of {read_json(adapter).get('base_model_name_or_path')}"
+        wanted = "whole weights; merge it (peft's merge_and_unload, then save_pretrained) and name that directory"
+        raise UserError(f"{wrong} ({adapter.name}): expected {wanted}")
     config, _ = PreTrainedConfig.get_config_dict(where, revision=revision)
     check_sizes(config, f"the configuration of {where}")
+    if (generation := Path(where) / "generation_config.json").is_file():
+        read_json(generation)  # transformers goes on without
     index = Path(where) / "model.safetensors.index.json"
     if not index.is_file():
         return

@@ -141,4 +141,16 @@ def test_no_causal_lm(tmp_path, tokenizer):
 def test_no_tokenizer(saved):
     for file in saved.glob("tokenizer*"):
         file.unlink()
-    assert str(saved) in refused(saved)
+    assert refused(saved).startswith(f"cannot load the tokenizer of the target '{saved}' (")
+
+
+def test_an_adapter_that_is_not_merged(saved):
+    (saved / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    assert f"{saved} holds an adapter of org/base (adapter_config.json): expected whole weights" in refused(saved)
+
+
+def test_end_marks_that_cannot_be_read(saved):
+    """transformers warns of such a file, and an answer would end at the marks of config.json alone."""
+    (saved / "generation_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"generation_config.json is not readable JSON .*: restore or rewrite the file"):
+        Target.load(str(saved), device="cpu")

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from specdraft.errors import UserError
@@ -26,7 +27,7 @@ def target_config(settings: Mapping[str, Any]) -> PreTrainedConfig:
     name, revision = settings["name"], settings.get("revision")
     where = location(name)
     if not Path(where).is_dir():
-        if where.startswith((".", "/", "~")) or where.count("/") > 1:
+        if where.startswith((".", "/", "~")) or where.count("/") > 1 or not _may_be_on_hub(where):
             raise UserError(f"the target {name!r} does not exist: expected a from_pretrained directory or a hub id")
         if not _cached(where, revision):
             _ask_hub(where, revision)
@@ -79,6 +80,14 @@ def bytes_per_parameter(dtype: str, config: PreTrainedConfig) -> int:
     if dtype not in _BYTES:
         raise UserError(f"target.dtype is {dtype!r}: expected auto, {', '.join(_BYTES)}")
     return _BYTES[dtype]
+
+
+def _may_be_on_hub(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:  # a space, say
+        return False
+    return True
 
 
 def _cached(name: str, revision: str | None) -> bool:

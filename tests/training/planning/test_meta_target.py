@@ -16,6 +16,8 @@ def test_missing_target_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(meta_target, "get_hf_file_metadata", unreachable)
     with pytest.raises(UserError, match=r"not on this machine and the Hugging Face hub cannot be reached"):
         meta_target.target_config({"name": "nobody/nothing"})
+    with pytest.raises(UserError, match="'models/my model' does not exist: expected a from_pretrained directory"):
+        meta_target.target_config({"name": "models/my model"})
     with pytest.raises(UserError, match="does not exist"):
         meta_target.target_config({"name": str(tmp_path / "nothing")})
     with pytest.raises(UserError, match="no embedded target"):
