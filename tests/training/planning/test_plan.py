@@ -104,6 +104,7 @@ def test_what_decides_the_time(composed):
     assert made.hours(3.6e6 * made.tokens_per_second) == pytest.approx(1000)
     text = "\n".join(made.lines())
     assert "one h200 has" in text and "it fits" in text and "8 x h200" in text
+    assert "e+" not in text  # no powers of ten where a number is read
     few = planned(
         composed,
         "target=llama-70b",
