@@ -97,8 +97,10 @@ def _refuse_secrets(config: DictConfig) -> None:
         raise UserError(f"{name} holds a secret in plain text: {mend}")
 
 
-def _import(modules: Sequence[str]) -> None:
-    """Import modules of the user's own (``imports=[my_drafter]``), so that checkpoints may name what they define."""
+def _import(modules: str | Sequence[str] | None) -> None:
+    """Import modules of the user's own (``imports=[my_drafter]``, or one alone without brackets), so that checkpoints
+    may name what they define."""
+    modules = [modules] if isinstance(modules, str) else modules or ()
     sys.path.insert(0, os.getcwd())
     try:
         for module in modules:

@@ -19,6 +19,12 @@ class UserError(Exception):
         super().__init__(line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}")
 
 
+def check_whole_number(name: str, value: Any, least: int, meaning: str) -> None:
+    """Raise UserError unless ``value`` is a whole number from ``least`` upwards: an override may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} is {value}: expected a whole number of at least {least}, {meaning}")
+
+
 def warn(message: str) -> None:
     """A warning about what the user gave, without the line of ours that happens to give it."""
     warnings.warn_explicit(message, UserWarning, "specdraft", 0)

@@ -90,6 +90,7 @@ def test_what_the_task_returns_reaches_a_sweeper(tmp_path: Path):
         (["number=~/x"], """cannot read number=~/x: expected its value in quotes within quotes, as 'number="~/x"'"""),
         (["+api_key=sk-123456789"], "api_key holds a secret in plain text: expected it in an environment variable"),
         (["imports=[nowhere]"], "imports=['nowhere']: No module named 'nowhere'; expected Python modules"),
+        (["imports=nowhere"], "imports=['nowhere']: No module named 'nowhere'; expected Python modules"),
     ],
 )
 def test_errors_say_how_to_mend_them(tmp_path: Path, options, sentence):

@@ -12,9 +12,12 @@ from specdraft.entry import CONF, INTERRUPTED, build, entry_point
 def main(config: DictConfig) -> float | None:
     """Target, data, training, then evaluation and export of the best head; gives its live acceptance length."""
     # Imported here so that --help answers at once.
+    from lightning.pytorch.utilities import rank_zero_only
+
+    from specdraft.data.prompts import check_lengths
     from specdraft.export import export
     from specdraft.training.callbacks.stop_signal import Interrupted
-    from specdraft.training.fit import best_acceptance_length, fit
+    from specdraft.training.fit import best_acceptance_length, fit, load_init
     from specdraft.training.monitoring.loggers import build_loggers
     from specdraft.training.planning.plan import find_architecture, make_plan
     from specdraft.training.preflight import prepare_run
@@ -28,11 +31,15 @@ def main(config: DictConfig) -> float | None:
     loggers = build_loggers(config, run.directory, run.resume)
     generator = build(config.generator)
     target = build(config.target)
+    if config.evaluate:
+        check_lengths(target.tokenizer, run.prompts, target.max_length, run.evaluation.max_new_tokens)
+    if config.init is not None:
+        load_init(config, target)  # refuses what is for another target or of another kind, before anything is answered
     data.prepare(target, generator)
     try:
         module = fit(config, target, data, loggers, run)
     except Interrupted as stop:
-        print(f"\n{stop}, as does resume=auto")
+        rank_zero_only(print)(f"\n{stop}, as does resume=auto")
         sys.exit(INTERRUPTED)
     if module.trainer.is_global_zero:
         print(f"\n{outputs(run.directory, module.drafter, loggers)}")
@@ -46,13 +53,12 @@ def main(config: DictConfig) -> float | None:
 def measure(config: DictConfig, run: Any, target: Any) -> None:
     """Evaluate the best head as ``evaluate.py`` would; print a table, write JSON and HTML."""
     from specdraft.drafters.checkpoint import load_drafter
-    from specdraft.evaluation import evaluate, load_prompts, table, write_report
+    from specdraft.evaluation import evaluate, table, write_report
 
     drafter = load_drafter(run.directory)[0].to(target.device, target.dtype)
-    prompts = load_prompts(config.evaluation.benchmark, config.evaluation.limit)
     notes = {"benchmark": config.evaluation.benchmark, "checkpoint": str(run.directory)}
     compare = build(config.compare)
-    result = evaluate(target, drafter, prompts, run.evaluation, compare, notes, cost=run.cost, engine=run.engine)
+    result = evaluate(target, drafter, run.prompts, run.evaluation, compare, notes, cost=run.cost, engine=run.engine)
     print(table(result))
     print(f"\nresults: {result.write_json(run.directory / 'evaluation.json')}")
     print(f"report:  {write_report(result, run.directory / 'report.html')}")

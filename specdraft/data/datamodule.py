@@ -30,7 +30,7 @@ from specdraft.data.tokenization.chat import RefusedError, opening_ids
 from specdraft.data.tokenization.draft_vocabulary import build_draft_vocabulary, count, coverage
 from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.drafters.base import Drafter
-from specdraft.errors import UserError
+from specdraft.errors import UserError, check_whole_number
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch, ReadBatch
 from specdraft.targets.server import Connection
@@ -57,9 +57,9 @@ class DataModule(LightningDataModule):
         batches of hidden states are read by a thread before they are trained on. ``preparation``: settings of
         ``Preparation``. Raises UserError."""
         super().__init__()
-        if batch_size < 1 or (num_workers or 0) < 0 or read_ahead < 0:
-            said = f"data.batch_size is {batch_size}, data.num_workers {num_workers} and data.read_ahead {read_ahead}"
-            raise UserError(f"{said}: expected at least 1, and at least 0 of the others")
+        check_whole_number("data.batch_size", batch_size, 1, "the sequences per device and step")
+        check_whole_number("data.num_workers", num_workers or 0, 0, "the processes per loader, or null")
+        check_whole_number("data.read_ahead", read_ahead, 0, "the batches that are read before they are trained on")
         self.preparation = Preparation(source, seed=seed, **preparation)
         self.batch_size, self.num_workers, self.read_ahead, self.seed = batch_size, num_workers, read_ahead, seed
         self.store_path = store

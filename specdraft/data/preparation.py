@@ -24,7 +24,7 @@ from specdraft.data.sources.decontamination import Benchmark
 from specdraft.data.tokenization.cache import Flat, Notes, cached_examples, in_chunks
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.data.tokenization.tokenize import CHUNK, accepted, available_cores, tokenized
-from specdraft.errors import UserError
+from specdraft.errors import UserError, check_whole_number
 from specdraft.files import cache_directory
 from specdraft.targets import Target
 from specdraft.text import fingerprint
@@ -77,8 +77,19 @@ class Preparation:
     benchmark: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.num_proc is not None and self.num_proc < 1:
-            raise UserError(f"data.num_proc is {self.num_proc}: expected a positive number of processes, or null")
+        for name, least, meaning in (
+            ("sequence_length", 2, "the tokens of a packed sequence"),
+            ("max_new_tokens", 1, "the tokens of a regenerated answer"),
+            ("generation_batch_size", 1, "the answers that are decoded side by side"),
+        ):
+            check_whole_number(f"data.{name}", getattr(self, name), least, meaning)
+        for name, meaning in (
+            ("limit", "conversations to train on, or null for all"),
+            ("validation_limit", "conversations for validation, or null for all"),
+            ("num_proc", "processes that tokenize, or null for one per core"),
+        ):
+            if (value := getattr(self, name)) is not None:
+                check_whole_number(f"data.{name}", value, 1, meaning)
         if self.share is not None and not is_url(self.share):
             said = f"data.share is {self.share!r}: expected the URL of a bucket's folder, such as s3://BUCKET/answers"
             raise UserError(f"{said}; processes that see one disk share data.cache_dir")
@@ -86,8 +97,12 @@ class Preparation:
 
     @cached_property
     def generation(self) -> RegenerationSettings:
-        """How the target answers."""
-        temperatures = tuple(map(float, self.temperatures))
+        """How the target answers. Raises UserError."""
+        try:
+            temperatures = tuple(map(float, self.temperatures))
+        except (TypeError, ValueError):
+            said = f"data.temperatures is {self.temperatures}"
+            raise UserError(f"{said}: expected a list of numbers from 0 upwards, as [0,1]") from None
         return RegenerationSettings(temperatures, self.max_new_tokens, self.generation_batch_size, self.seed)
 
     @cached_property

@@ -14,7 +14,7 @@ from specdraft.data.sources.chat_formats import FORMS, MalformedError, list_of, 
 from specdraft.data.sources.records import Record, read_lines
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import prompt_ids
-from specdraft.errors import UserError
+from specdraft.errors import UserError, check_whole_number
 
 STDLIB, CHAT = "python-stdlib", "chat"
 _CHAT = Path(__file__).parents[1] / "embedded" / "chat.jsonl"  # 40 prompts of 10 categories, in turns
@@ -41,8 +41,8 @@ def load_prompts(benchmark: str, limit: int | None = None, logged: bool = False)
     """The prompts of ``python-stdlib``, of ``chat`` or of a ``.jsonl`` file, at most ``limit`` (default: 40 and 10 of
     them, all of a file). ``logged``: conversations may end with the assistant's messages, which are left out.
     Raises UserError for an unknown benchmark and for a missing, empty or malformed file."""
-    if limit is not None and limit < 1:
-        raise UserError(f"limit is {limit}: expected a positive number of prompts")
+    if limit is not None:
+        check_whole_number("limit", limit, 1, "prompts, or null for the usual number")
     if benchmark == STDLIB:
         found = PythonStdlib().prompts("test", limit or STDLIB_LIMIT)
         return [Prompt(c.id, c.category, c.prompt_messages, (), f"{STDLIB} {c.id}") for c in found]

@@ -65,7 +65,7 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
         "target": about_target(target),
     }
     earlier = None if config.boost is None else Earlier.of(config.boost, drafter, target, stored)
-    module = DrafterModule(drafter, target, build(config.model.optimizer), describe, flops, extra, earlier)
+    module = DrafterModule(drafter, target, run.optimizer, describe, flops, extra, earlier)
     log_identity(loggers, redact(settings), about, target, data)
 
     callbacks = build_callbacks(config.callbacks)
@@ -147,15 +147,10 @@ def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple
     if config.init is None:
         vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
         return make(target=target, draft_vocabulary=vocabulary), vocabulary
-    given, about = load_drafter(config.init)
-    check_target(about, target)
-    ids = getattr(getattr(given, "vocabulary", None), "ids", None)  # None: the whole vocabulary
-    vocabulary = torch.arange(target.vocab_size) if ids is None else ids
+    given, drafter, vocabulary = load_init(config, target)
     if config.init_vocabulary == "data":
         vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)
-    drafter = make(target=target, draft_vocabulary=vocabulary)
-    _check_alike(drafter, given, config)
-    if config.init_vocabulary == "data":
+        drafter = make(target=target, draft_vocabulary=vocabulary)
         given = with_vocabulary_of(drafter, given)
     training = {name: value for name, value in drafter.config().items() if name in drafter.training_options}
     if drafter.config() != (arguments := given.config() | training):
@@ -166,6 +161,18 @@ def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple
     drafter.load_state_dict(given.state_dict())
     drafter.files = given.files
     return drafter, vocabulary
+
+
+def load_init(config: DictConfig, target: Target) -> tuple[Drafter, Drafter, torch.Tensor]:
+    """The drafter of ``config.init``, a new one of the configuration with its draft vocabulary, and that vocabulary.
+    Needs no data, so that a drafter of another target or kind is refused before the target answers: UserError."""
+    given, about = load_drafter(config.init)
+    check_target(about, target)
+    ids = getattr(getattr(given, "vocabulary", None), "ids", None)  # None: the whole vocabulary
+    vocabulary = torch.arange(target.vocab_size) if ids is None else ids
+    drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=vocabulary)
+    _check_alike(drafter, given, config)
+    return given, drafter, vocabulary
 
 
 def _check_alike(drafter: Drafter, given: Drafter, config: DictConfig) -> None:

@@ -1,7 +1,7 @@
 """What can fail is checked before any work: settings, the target's presence, memory, the output directory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,17 +16,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from specdraft.drafters.checkpoint import read_config
 from specdraft.entry import CONF, build
-from specdraft.errors import UserError
-from specdraft.evaluation import CostSettings, EvaluationSettings
+from specdraft.errors import UserError, check_whole_number
+from specdraft.evaluation import CostSettings, EvaluationSettings, Prompt, load_prompts
 from specdraft.export import Engine, check_served
 from specdraft.files import make_directory
-from specdraft.training.checkpoints.resume import check_alike, check_unfinished, find_resume
-from specdraft.training.devices import claim_gpu, device_numbers, uses_gpus, world_size
+from specdraft.training.checkpoints.resume import check_alike, check_unfinished, find_resume, resumed_optimizer
+from specdraft.training.devices import claim_gpu, device_numbers, uses_gpus, wants_compiled, world_size
 from specdraft.training.monitoring.silence_warnings import silence_warnings
 from specdraft.training.planning.meta_target import target_config
 from specdraft.training.planning.plan import Plan, make_plan
 from specdraft.training.run_lock import acquire_run_lock
-from specdraft.training.schedule import NO_MUON
+from specdraft.training.schedule import NO_MUON, OptimizerSettings
 
 # Lightning's own list has no public name.
 PRECISIONS = (
@@ -44,12 +44,15 @@ _SECTIONS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has besides its configuration; ``resume``: a checkpoint to go on from, ``engine``: to export for."""
+    """What a run has besides its configuration; ``resume``: a checkpoint to go on from, ``engine``: to export for,
+    ``prompts``: those of the evaluation, none without one."""
 
     directory: Path
     resume: Path | None
+    optimizer: OptimizerSettings
     engine: Engine | None
     evaluation: EvaluationSettings
+    prompts: list[Prompt]
     cost: CostSettings | None
 
 
@@ -75,14 +78,18 @@ def prepare_run(config: DictConfig) -> Run:
     engine = build(engine_config(CONF, config.export)) if config.export else None
     if engine is not None:
         check_served(plan.drafter_kind, engine)
+    prompts = load_prompts(config.evaluation.benchmark, config.evaluation.limit) if config.evaluate else []
+    optimizer = build(config.model.optimizer)
     resume = find_resume(config.resume, Path(config.run_family), print)
     if resume is not None:
         check_unfinished(resume, config.trainer.max_steps)
         check_alike(resume, config)
+        sharded = isinstance(build(config.strategy), DeepSpeedStrategy)
+        optimizer = replace(optimizer, name=resumed_optimizer(resume, optimizer.name, sharded))
     acquire_run_lock(directory, resume)
     silence_warnings()
     seed_everything(config.seed, workers=True, verbose=False)
-    return Run(directory, resume, engine, evaluation, cost)
+    return Run(directory, resume, optimizer, engine, evaluation, prompts, cost)
 
 
 def check_settings(config: DictConfig) -> None:
@@ -90,15 +97,18 @@ def check_settings(config: DictConfig) -> None:
     for key, least, meaning in (
         ("trainer.max_steps", 1, "the number of optimizer steps"),
         ("trainer.accumulate_grad_batches", 1, "batches per optimizer step"),
+        ("trainer.val_check_interval", 1, "batches from one validation to the next"),
         ("live.max_new_tokens", 2, "as the first token of an answer is never drafted"),
         ("live.prompts", 1, "the prompts decoded by each live measurement"),
         ("live.every_n_steps", 0, "0 measures after the last step only"),
         ("checkpoint.every_n_steps", 0, "0 saves with the live measurements only"),
         ("checkpoint.keep", 1, "the last checkpoints that stay on disk"),
+        ("seed", 0, "of everything that is drawn at random"),
     ):
-        value = OmegaConf.select(config, key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"{key} is {value}: expected a whole number of at least {least}, {meaning}")
+        check_whole_number(key, OmegaConf.select(config, key), least, meaning)
+    clip = OmegaConf.select(config, "trainer.gradient_clip_val")
+    if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
+        raise UserError(f"trainer.gradient_clip_val is {clip}: expected a number from 0 upwards, or null for none")
     if "callbacks" in config and config.callbacks.get("live_acceptance") is None and (config.evaluate or config.export):
         what = "callbacks.live_acceptance is missing, which chooses and saves the best head"
         raise UserError(f"{what}: expected evaluate=false and export=null without it")
@@ -111,7 +121,7 @@ def check_settings(config: DictConfig) -> None:
         raise UserError(f"{what}: expected evaluate=false; evaluate.py measures the drafter afterwards")
 
 
-def _check_optimizer(strategy: Strategy | str, name: str | None) -> None:
+def _check_optimizer(strategy: Strategy | str, name: str) -> None:
     """Of an optimizer that DeepSpeed does not have."""
     if isinstance(strategy, DeepSpeedStrategy) and name == "muon":
         raise UserError(NO_MUON)
@@ -152,7 +162,8 @@ def check_before_work(config: DictConfig, directory: Path) -> Plan:
     """Raises UserError if the run cannot start: bad settings, no target, too little memory, no place to write."""
     check_settings(config)
     strategy = build(config.strategy)  # refuses what the devices do not fit
-    _check_optimizer(strategy, config.model.optimizer.get("name"))
+    _check_optimizer(strategy, build(config.model.optimizer).name)
+    wants_compiled(config.compile, config.trainer.accelerator)
     boost = config.boost or []
     if (given := config.init_vocabulary) not in ("own", "data") or (given == "data" and config.init is None):
         wanted = "own, or data with init=CHECKPOINT, to choose its draft vocabulary anew"

@@ -54,8 +54,11 @@ class OptimizerSettings:
         positive = {name: getattr(self, name) for name in ("learning_rate", "decay_steps", "muon_learning_rate")}
         factors = {f"learning_rate_factors.{name}": value for name, value in self.learning_rate_factors.items()}
         for name, value in (positive | factors).items():
-            if not value > 0:
+            if not (isinstance(value, int | float) and value > 0):
                 raise UserError(f"model.optimizer.{name} is {value}: expected a positive number")
+        for name in ("warmup_steps", "final_ratio", "weight_decay", "beta1", "beta2", "muon_momentum"):
+            if not (isinstance(value := getattr(self, name), int | float) and value >= 0):
+                raise UserError(f"model.optimizer.{name} is {value}: expected a number from 0 upwards")
         for name, known in (("name", NAMES), ("schedule", SCHEDULES), ("decay_shape", SHAPES)):
             if getattr(self, name) not in known:
                 expected = f"{', '.join(known[:-1])} or {known[-1]}"

@@ -304,8 +304,9 @@ def test_init_trains_on(train, arguments, tmp_path):
         ("init=/nowhere", "there is no drafter checkpoint at /nowhere"),
     ):
         overrides = [each for each in quick if not (override == "model=medusa" and each.startswith("model."))]
-        status, _, err = train(*overrides, f"init={first}", override)
+        status, out, err = train(*overrides, f"init={first}", override)
         assert status == 2 and sentence in err, err
+        assert "conversations to train on" not in out  # refused before the target answers
 
 
 def test_interrupt_leaves_a_checkpoint_and_resume_continues(train, arguments, tmp_path):
@@ -445,6 +446,12 @@ def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path
         (["quantize=int5"], "quantize is 'int5': expected int8, int4, or null"),
         (["decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
         (["model.draft_vocab_size=321"], "model.draft_vocab_size is 321"),
+        (["model.draft_vocab_size=few"], "model.draft_vocab_size is few: expected 1 to"),
+        (["compile=maybe"], "compile is 'maybe': expected auto, true or false"),
+        (["model.optimizer.schedule=triangle"], "model.optimizer.schedule is 'triangle': expected cosine"),
+        (["model.optimizer.learning_rate=high"], "model.optimizer.learning_rate is high: expected a positive number"),
+        (["evaluation.limit=0"], "limit is 0: expected a whole number of at least 1, prompts"),
+        (["evaluation.benchmark={long}"], "1 of 1 prompts do not fit the target's context"),
         (
             ["export=tensorrt"],
             "export=tensorrt is unknown: expected recurrent_drafting, sglang",
@@ -469,7 +476,8 @@ def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path
 )
 def test_bad_input_is_one_sentence(train, arguments, tmp_path, overrides, sentence):
     (tmp_path / "file").touch()
-    overrides = [override.format(file=tmp_path / "file") for override in overrides]
+    (long := tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "word " * 4000}))
+    overrides = [override.format(file=tmp_path / "file", long=long) for override in overrides]
     status, _, err = train(*arguments, *overrides)
     assert status == 2
     lines = [line for line in err.splitlines() if line]

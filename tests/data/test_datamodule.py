@@ -245,9 +245,23 @@ def test_the_shipped_config_makes_the_module() -> None:
     assert not data.preparation.benchmark  # its own source holds them out
 
 
-def test_bad_settings_are_refused(library: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.batch_size is 0"):
-        make(library, tmp_path, batch_size=0)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("batch_size", 0), ("batch_size", "four"), ("num_workers", -1), ("read_ahead", -1), ("sequence_length", 1)],
+        *[("sequence_length", "long"), ("limit", 0), ("limit", "all"), ("validation_limit", 2.5), ("num_proc", 0)],
+        *[("max_new_tokens", 0), ("generation_batch_size", "many")],
+    ],
+)
+def test_bad_numbers_are_refused_at_once(library: Path, tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"data\.{name} is {value}: expected a whole number of at least"):
+        make(library, tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("temperatures", [0.5, "warm"])
+def test_temperatures_are_a_list(library: Path, tmp_path: Path, temperatures: Any) -> None:
+    with pytest.raises(UserError, match=rf"data\.temperatures is {temperatures}: expected a list of numbers"):
+        make(library, tmp_path, temperatures=temperatures)
 
 
 def test_long_conversations_of_the_source_are_split_not_left_out(target: Target, library: Path, tmp_path: Path) -> None:

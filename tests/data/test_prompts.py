@@ -89,6 +89,8 @@ def test_files_that_cannot_be_prompts(tmp_path):
         load_prompts("mt-bench")
     with pytest.raises(UserError, match="limit is 0"):
         load_prompts("python-stdlib", limit=0)
+    with pytest.raises(UserError, match="limit is many"):
+        load_prompts("python-stdlib", limit="many")
 
 
 def test_encode_is_the_chat_template(tokenizer):

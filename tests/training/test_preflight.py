@@ -22,6 +22,9 @@ CONF = Path(__file__).parents[2] / "conf"
         ("trainer.max_steps=-1", "trainer.max_steps is -1"),
         ("trainer.max_steps=many", "trainer.max_steps is many"),
         ("live.prompts=0", "live.prompts is 0: expected a whole number of at least 1"),
+        ("seed=null", "seed is None: expected a whole number of at least 0"),
+        ("trainer.val_check_interval=0", "trainer.val_check_interval is 0: expected a whole number of at least 1"),
+        ("trainer.gradient_clip_val=much", "trainer.gradient_clip_val is much: expected a number from 0 upwards"),
     ],
 )
 def test_settings_are_checked_first(composed, override, sentence):
@@ -113,7 +116,8 @@ def test_unwritable_directory(composed, tmp_path):
 def test_a_cut_target_neither_evaluates_nor_regenerates(target, monkeypatch):
     config = OmegaConf.load(CONF / "train.yaml")
     settings = {
-        "trainer": {"max_steps": 1, "accumulate_grad_batches": 1, "accelerator": "cpu", "devices": 2, "num_nodes": 1},
+        "seed": 0,
+        "trainer": {**OmegaConf.load(CONF / "trainer" / "default.yaml"), "accelerator": "cpu", "devices": 2},
         "live": config.live,
         "checkpoint": config.checkpoint,
         "target": {"placement": "zero3"},

@@ -50,6 +50,9 @@ def test_a_warm_up_counts_steps_or_a_fraction():
     [
         ({"learning_rate": 0}, "learning_rate is 0: expected a positive number"),
         ({"decay_steps": 0}, "decay_steps is 0: expected a positive number"),
+        ({"learning_rate": "high"}, "learning_rate is high: expected a positive number"),
+        ({"final_ratio": "low"}, "final_ratio is low: expected a number from 0 upwards"),
+        ({"warmup_steps": -3}, "warmup_steps is -3: expected a number from 0 upwards"),
         ({"name": "lion"}, "name is 'lion': expected adamw, muon, auto or sgd"),
         ({"name": "muon", "muon_learning_rate": 0.0}, "muon_learning_rate is 0.0: expected a positive number"),
         ({"learning_rate_factors": {"fc": 0}}, "learning_rate_factors.fc is 0: expected a positive number"),

@@ -54,6 +54,14 @@ def checkpoint_config(checkpoint: Path) -> dict[str, Any]:
     return _read(checkpoint).get("hyper_parameters", {}).get("run", {}).get("config", {})
 
 
+def checkpoint_optimizer(checkpoint: Path) -> str:
+    """The name of the optimizer whose states ``checkpoint`` holds: muon, adamw or sgd. Raises UserError."""
+    groups = [group for state in _read(checkpoint)["optimizer_states"] for group in state["param_groups"]]
+    if any("ns_steps" in group for group in groups):
+        return "muon"
+    return "adamw" if any("betas" in group for group in groups) else "sgd"
+
+
 def _read(checkpoint: Path) -> dict[str, Any]:
     try:
         held = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.errors import UserError
-from specdraft.training.checkpoints.file import checkpoint_config, checkpoint_step, is_whole
+from specdraft.training.checkpoints.file import checkpoint_config, checkpoint_optimizer, checkpoint_step, is_whole
 
 CHECKPOINTS = "checkpoints"  # of a run directory
 LAST = "last.ckpt"  # a link to the newest
@@ -64,6 +64,19 @@ def check_alike(checkpoint: Path, config: DictConfig) -> None:
         if was != now:
             what = f"the checkpoint {checkpoint} was trained with {key}={was}, and this run has {now}"
             raise UserError(f"{what}: resume with the settings of that run, or start again without resume=")
+
+
+def resumed_optimizer(checkpoint: Path, name: str, sharded: bool) -> str:
+    """The optimizer that goes on from ``checkpoint``: where ``name`` is auto, the checkpoint's own. Raises UserError for
+    another one, and for Muon where the optimizer is ``sharded``, which updates whole matrices."""
+    was = checkpoint_optimizer(checkpoint)
+    if name not in ("auto", was):
+        what = f"the checkpoint {checkpoint} was trained with model.optimizer.name={was}, and this run has {name}"
+        raise UserError(f"{what}: resume with {was}, or begin another training from that head with init=")
+    if was == "muon" and sharded:
+        what = f"the checkpoint {checkpoint} was trained with Muon, which updates whole matrices, and DeepSpeed cuts them"
+        raise UserError(f"{what}: expected strategy=single or strategy=ddp")
+    return was
 
 
 def _auto(family: Path, note: Callable[[str], None]) -> Path | None:

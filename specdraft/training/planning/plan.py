@@ -91,7 +91,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     """The plan of a training configuration for a target of this ``architecture``, which comes from ``source``."""
     target = MetaTarget(architecture, config.target.name, config.target.get("trust_remote_code", False))
     vocabulary = config.model.draft_vocab_size
-    if vocabulary is not None and not 1 <= vocabulary <= target.vocab_size:
+    if vocabulary is not None and not (isinstance(vocabulary, int) and 1 <= vocabulary <= target.vocab_size):
         what = f"model.draft_vocab_size is {vocabulary}: expected 1 to {target.vocab_size}"
         raise UserError(f"{what}, or null for all of the target's")
     ids = None if vocabulary is None else torch.arange(vocabulary)

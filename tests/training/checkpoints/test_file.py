@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from specdraft.errors import UserError
-from specdraft.training.checkpoints.file import CheckpointFile, checkpoint_config, checkpoint_step, is_whole
+from specdraft.training.checkpoints.file import (
+    CheckpointFile,
+    checkpoint_config,
+    checkpoint_optimizer,
+    checkpoint_step,
+    is_whole,
+)
+from specdraft.training.schedule import OptimizerSettings
 
 
 def test_what_is_written_is_read_and_whole(tmp_path):
@@ -12,6 +19,13 @@ def test_what_is_written_is_read_and_whole(tmp_path):
     assert file.failure is None and is_whole(path) and [each.name for each in tmp_path.iterdir()] == ["one.ckpt"]
     assert torch.equal(file.load_checkpoint(path, weights_only=False)["weights"], torch.arange(4.0))
     assert checkpoint_step(path) == 7 and checkpoint_config(path) == {"seed": 3}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_the_states_tell_their_optimizer(tmp_path, name):
+    optimizer = OptimizerSettings(name=name).build(torch.nn.Linear(4, 4))
+    torch.save({"global_step": 1, "optimizer_states": [optimizer.state_dict()]}, tmp_path / "one.ckpt")
+    assert checkpoint_optimizer(tmp_path / "one.ckpt") == name
 
 
 def test_a_file_that_cannot_be_written_is_noted_and_leaves_the_one_before(tmp_path):

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from specdraft.errors import UserError
 from specdraft.training.checkpoints import resume as resuming
-from specdraft.training.checkpoints.resume import check_alike, find_resume, step_name
+from specdraft.training.checkpoints.resume import check_alike, find_resume, resumed_optimizer, step_name
 
 
 def make_run(directory, *steps, age=0):
@@ -100,3 +100,14 @@ def test_what_decides_a_training_has_to_be_alike(tmp_path, monkeypatch, key, was
     if key in ("data.temperatures", "data.max_new_tokens"):  # of answers that are not written anew
         theirs.data.regenerate = ours.data.regenerate = False
         check_alike(tmp_path / "last.ckpt", ours)
+
+
+def test_the_optimizer_is_that_of_the_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(resuming, "checkpoint_optimizer", lambda path: path.stem)
+    for was in ("adamw", "muon"):
+        assert resumed_optimizer(tmp_path / f"{was}.ckpt", "auto", sharded=False) == was
+    assert resumed_optimizer(tmp_path / "adamw.ckpt", "auto", sharded=True) == "adamw"
+    with pytest.raises(UserError, match=r"model.optimizer.name=muon, and this run has adamw: resume with muon, or"):
+        resumed_optimizer(tmp_path / "muon.ckpt", "adamw", sharded=False)
+    with pytest.raises(UserError, match=r"trained with Muon, .* DeepSpeed cuts them: expected strategy=single or"):
+        resumed_optimizer(tmp_path / "muon.ckpt", "auto", sharded=True)
