@@ -19,7 +19,7 @@ def main(config: DictConfig) -> None:
 
     from specdraft.data.places import open_place
     from specdraft.data.store import StoreWriter, describe
-    from specdraft.data.store.contents import read_index
+    from specdraft.data.store.contents import check_same, read_index
     from specdraft.data.store.encoding import find_dtype
     from specdraft.data.store.source import FeatureSource, InProcess
 
@@ -35,8 +35,9 @@ def main(config: DictConfig) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     seed_everything(config.seed, verbose=False)
     generator = build(config.generator)
-    target = build(config.target)
     data = build(config.data, store=None)
+    check_same(place, {"settings": data.preparation.settings(), "dtype": config.dtype})  # before the target answers
+    target = build(config.target)
     data.prepare(target, generator)
     # The drafter itself knows what it reads.
     vocabulary = data.draft_vocabulary(config.model.draft_vocab_size)

@@ -81,3 +81,15 @@ def test_what_cannot_be_is_one_sentence(run, capsys, tmp_path, option, sentence)
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(errors) == 1 and sentence in errors[0]
     assert not (tmp_path / "states").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_store_of_other_settings_is_refused_before_the_target_answers(run, capsys):
+    run()
+    for option, sentence in (
+        ("data.limit=10", "has settings.limit=20, and this would write 10: choose another path"),
+        ("dtype=float8", "has dtype=bfloat16, and this would write float8"),
+    ):
+        with pytest.raises(SystemExit):
+            run(option, "target.name=/nowhere")  # would be missed, were it asked
+        assert sentence in capsys.readouterr().err

@@ -28,7 +28,7 @@ from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.errors import UserError
 from specdraft.targets import Target, TargetIdentity
 from specdraft.targets.batch import Batch
-from specdraft.text import fingerprint, reason
+from specdraft.text import fingerprint, reason, shorten
 
 INDEX = "index.json"
 VERSION: Literal[3] = 3
@@ -192,6 +192,18 @@ def read_index(place: Place) -> Index | None:
             f"{place}/{INDEX} is damaged or of another version ({reason(error)}): expected version {VERSION} as it was "
             "written; restore it, or write the store again"
         ) from error
+
+
+def check_same(place: Place, contents: Mapping[str, Any]) -> None:
+    """Raises UserError if there is a store at ``place`` that has something else where ``contents``, the fields of
+    ``Contents`` or some of them, say something."""
+    if (index := read_index(place)) is None:
+        return
+    theirs = index.contents.model_dump()
+    if changed := difference(contents, {key: theirs[key] for key in contents}):
+        key, mine, other = changed
+        said = f"the store {place} has {key}={shorten(other)}, and this would write {shorten(mine)}"
+        raise UserError(f"{said}: choose another path, or the settings of that store")
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:

@@ -25,7 +25,7 @@ from specdraft.data.store.contents import INDEX, Contents, Index, Shard, read_in
 from specdraft.data.store.encoding import encode, squared_error
 from specdraft.errors import UserError
 from specdraft.targets import Capture
-from specdraft.text import fingerprint, reason, shorten
+from specdraft.text import fingerprint, reason
 
 _HEADER = 4096  # bytes of a shard that are read to know what it says of itself
 _READ_AT_A_TIME = 16  # shards; a request to a bucket takes long
@@ -41,12 +41,6 @@ class StoreWriter:
 
     def missing(self) -> list[Shard]:
         """Shards that are not written yet. Raises UserError for a store of other contents, or a foreign shard."""
-        index = read_index(self.place)
-        changed = index and layout.difference(self.contents.model_dump(), index.contents.model_dump())
-        if changed:
-            key, ours, theirs = changed
-            said = f"the store {self.place} has {key}={shorten(theirs)}, and this would write {shorten(ours)}"
-            raise UserError(f"{said}: choose another path, or the settings of that store")
         present = self._present()
         return [shard for shard in self.contents.shards() if shard not in present]
 
@@ -123,7 +117,8 @@ class StoreWriter:
         return save({name: torch.cat(tensors) for name, tensors in parts.items()}, {"specdraft": json.dumps(about)})
 
     def _present(self) -> dict[Shard, str]:
-        """The files of the shards that are there. Raises UserError if one is another store's."""
+        """The files of the shards that are there. Raises UserError if one, or the index, is another store's."""
+        layout.check_same(self.place, self.contents.model_dump())
         places = {_prefix(shard): shard for shard in self.contents.shards()}
         files = [name for name in self.place.names() if name.endswith(".safetensors")]
         files = [name for name in files if name.rpartition("-")[0] in places]

@@ -67,14 +67,14 @@ def check_alike(checkpoint: Path, config: DictConfig) -> None:
 
 
 def resumed_optimizer(checkpoint: Path, name: str, sharded: bool) -> str:
-    """The optimizer that goes on from ``checkpoint``: where ``name`` is auto, the checkpoint's own. Raises UserError for
+    """The optimizer that goes on from ``checkpoint``: where ``name`` is auto, its own. Raises UserError for
     another one, and for Muon where the optimizer is ``sharded``, which updates whole matrices."""
     was = checkpoint_optimizer(checkpoint)
     if name not in ("auto", was):
         what = f"the checkpoint {checkpoint} was trained with model.optimizer.name={was}, and this run has {name}"
         raise UserError(f"{what}: resume with {was}, or begin another training from that head with init=")
     if was == "muon" and sharded:
-        what = f"the checkpoint {checkpoint} was trained with Muon, which updates whole matrices, and DeepSpeed cuts them"
+        what = f"the checkpoint {checkpoint} was trained with Muon, which updates matrices, and DeepSpeed cuts them"
         raise UserError(f"{what}: expected strategy=single or strategy=ddp")
     return was
 

@@ -171,8 +171,9 @@ def test_a_finished_store_is_not_written_again(making):
 
 def test_another_store_in_its_place_is_refused(making):
     making.store()
-    with pytest.raises(UserError, match=r"has dtype=float32, and this would write bfloat16: choose another path"):
-        making.writer(dtype="bfloat16").write(making.features, 1)
+    for act in (lambda writer: writer.write(making.features, 1), lambda writer: writer.check_disk()):
+        with pytest.raises(UserError, match=r"has dtype=float32, and this would write bfloat16: choose another path"):
+            act(making.writer(dtype="bfloat16"))
     making.settings = {"limit": 30, "source": {"name": "random"}}
     with pytest.raises(UserError, match=r"has settings\.limit=20, and this would write 30"):
         making.writer().missing()
