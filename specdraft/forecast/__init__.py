@@ -25,9 +25,10 @@ def forecast(
     Raises UserError for what is no run, for too few measurements, and for numbers out of range."""
     if not directories:
         raise UserError("there are no runs: expected at least one directory, as in specdraft forecast RUN")
-    if not factors or min(factors) < 1:
-        raise UserError(f"factors is {list(factors)}: expected numbers of at least 1, times the tokens of a run")
-    if not 0 < worth < 1:
+    several = isinstance(factors, Sequence) and len(factors) > 0
+    if not (several and all(isinstance(each, int | float) and each >= 1 for each in factors)):
+        raise UserError(f"factors is {factors}: expected a list of numbers of at least 1, times the tokens of a run")
+    if not (isinstance(worth, int | float) and 0 < worth < 1):
         raise UserError(f"worth is {worth}: expected a share of the acceptance length between 0 and 1, such as 0.01")
     runs = [read_run(each) for each in directories]
     outlooks = [make_outlook(run, list(factors), worth, seed) for run in runs]

@@ -40,7 +40,10 @@ def test_table_and_page_say_what_the_numbers_are(runs):
     ("given", "said"),
     [
         ({"directories": []}, "there are no runs"),
-        ({"factors": [0.5]}, r"factors is \[0.5\]: expected numbers of at least 1"),
+        ({"factors": [0.5]}, r"factors is \[0.5\]: expected a list of numbers of at least 1"),
+        ({"factors": [2, "ten"]}, r"factors is \[2, 'ten'\]: expected a list of numbers of at least 1"),
+        ({"factors": 3}, "factors is 3: expected a list of numbers of at least 1"),
+        ({"worth": "much"}, "worth is much: expected a share"),
         ({"worth": 1.0}, "worth is 1.0: expected a share"),
     ],
 )

@@ -21,7 +21,8 @@ class Mixture:
     weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        if not self.sources or set(self.sources) != set(self.weights) or min(self.weights.values()) <= 0:
+        positive = all(isinstance(weight, int | float) and weight > 0 for weight in self.weights.values())
+        if not self.sources or set(self.sources) != set(self.weights) or not positive:
             said = f"the mixture has the sources {sorted(self.sources)} and the weights {dict(self.weights)}"
             raise UserError(f"{said}: expected a positive weight for each source")
 

@@ -25,8 +25,9 @@ def test_mixtures_keep_their_proportions_in_every_prefix(tmp_path: Path, library
     assert sum(c.id.startswith("many:") for c in found) == len(many.conversations("train"))  # the first to end
     assert len(found) < 1.4 * len(many.conversations("train"))
     assert mixture.name == f"75% {many.name} + 25% python-stdlib"
-    with pytest.raises(UserError, match="a positive weight for each source"):
-        Mixture({"many": many}, {"many": 0})
+    for weight in (0, "many"):
+        with pytest.raises(UserError, match="a positive weight for each source"):
+            Mixture({"many": many}, {"many": weight})  # type: ignore[dict-item]
 
 
 def test_the_shipped_mixture() -> None:
