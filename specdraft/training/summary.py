@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lightning.pytorch.loggers import Logger
+from torch.nn import Parameter
 
 from specdraft.drafters.base import Drafter
 from specdraft.rendering import render
@@ -35,13 +36,18 @@ def outputs(directory: Path, drafter: Drafter, loggers: Iterable[Logger]) -> str
 
 def explain_sizes(directory: Path, drafter: Drafter) -> str:
     """One line about ``drafter/`` and ``checkpoints/last.ckpt``, if that is there, of a run directory."""
-    parameters = sum(parameter.numel() for parameter in drafter.parameters())
-    trained = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
+    parameters = sum(_count(parameter) for parameter in drafter.parameters())
+    trained = sum(_count(parameter) for parameter in drafter.parameters() if parameter.requires_grad)
     line = f"{_megabytes(directory / 'drafter')}: {parameters:,} parameters x 4 bytes, nothing of the target"
     last = directory / "checkpoints" / "last.ckpt"
     if not last.exists():
         return line
     return f"{line}; last.ckpt {_megabytes(last)}: with the optimizer's states of {trained:,} trained ones"
+
+
+def _count(parameter: Parameter) -> int:
+    """Its numbers, also where ZeRO-3 has cut it over the ranks and left none of them here."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _megabytes(path: Path) -> str:
