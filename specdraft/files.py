@@ -66,12 +66,16 @@ def write_text(path: Path, text: str) -> Path:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``path``; it replaces ``path`` when the block ends without an error."""
+    """Yield a temporary directory beside ``path``; it replaces ``path`` when the block ends without an error. Whoever
+    may read the directory may read its files, whatever wrote them: safetensors gives them to their owner alone."""
     make_directory(path.parent)
     temporary, previous = _sibling(path), _sibling(path)
     temporary.mkdir()
     try:
         yield temporary
+        readable = temporary.stat().st_mode & 0o444
+        for file in temporary.rglob("*"):
+            file.chmod(file.stat().st_mode | readable)
         if path.exists():
             path.rename(previous)
         temporary.rename(path)

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from specdraft.errors import UserError
 from specdraft.files import atomic_directory, atomic_file, exclusive, make_directory, member, read_json
@@ -41,6 +43,15 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="half-way"):
         interrupted(atomic_directory(path), lambda temporary: (temporary / "c").touch())
     assert entries(path) == ["b"] and entries(tmp_path) == ["directory"]
+
+
+def test_who_may_read_a_directory_may_read_its_files(tmp_path):
+    path = tmp_path / "directory"
+    with atomic_directory(path) as temporary:
+        save_file({"weight": torch.zeros(2)}, temporary / "model.safetensors")
+    usual = tmp_path / "usual"
+    usual.touch()
+    assert (path / "model.safetensors").stat().st_mode == usual.stat().st_mode
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
