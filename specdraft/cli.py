@@ -17,7 +17,7 @@ COMMANDS = {
     "doctor": ("doctor", "find why a served drafter is hardly ever accepted"),
     "regenerate": ("regenerate", "let the target answer the training prompts beforehand"),
     "store": ("store", "compute hidden states once, for many trainings"),
-    "import": ("import_head", "turn a public EAGLE-3 head into a checkpoint"),
+    "import": ("import_head", "turn a public head into a checkpoint"),
     "dashboard": ("dashboard", "give a W&B project the view of the metrics of training"),
 }
 
