@@ -52,7 +52,7 @@ def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]]
 
         @functools.wraps(task)
         def main() -> Any:
-            with _no_directory_for_a_plan():
+            with _no_directory_for_a_plan(), _run_directory_named():
                 return job()
 
         return _reported(main)
@@ -95,6 +95,19 @@ def _refuse_secrets(config: DictConfig) -> None:
             shutil.rmtree(Path(hydra_config.runtime.output_dir) / hydra_config.output_subdir, ignore_errors=True)
         mend = f"expected it in an environment variable; write {name}='${{oc.env:NAME}}'"
         raise UserError(f"{name} holds a secret in plain text: {mend}")
+
+
+@contextmanager
+def _run_directory_named() -> Iterator[None]:
+    """What the system refuses outside of the task is Hydra's directory of the run, which has an option of its own."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error.filename, str):
+            raise
+        wrong = f"cannot make the run directory {Path(error.filename).absolute()} ({error.strerror})"
+        mend = "choose a place that can be written to with hydra.run.dir=DIR, with -m hydra.sweep.dir=DIR"
+        raise UserError(f"{wrong}: {mend}") from error
 
 
 def _import(modules: str | Sequence[str] | None) -> None:

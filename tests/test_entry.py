@@ -1,6 +1,7 @@
 """What commands share: errors and their sentences, exit statuses, and plans that leave nothing behind."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,13 @@ def test_a_plan_leaves_no_directory_behind(tmp_path: Path, options):
 def test_a_run_keeps_its_directory(tmp_path: Path):
     assert call(tmp_path, "plan=false").returncode == 0
     assert (tmp_path / "runs" / "now" / ".hydra" / "overrides.yaml").read_text() == "- plan=false\n"
+
+
+def test_a_run_directory_that_cannot_be_made_is_named_with_its_option(tmp_path: Path):
+    (tmp_path / "runs").touch()
+    done = call(tmp_path)
+    wrong = rf"error: cannot make the run directory {tmp_path}/runs.* \(.+\): choose .* hydra.run.dir=DIR"
+    assert done.returncode == 2 and re.match(wrong, done.stderr), done.stderr
 
 
 def test_what_the_task_returns_reaches_a_sweeper(tmp_path: Path):
