@@ -80,6 +80,7 @@ def evaluate(
         "mask_drafts": settings.mask_drafts if settings.grammar else None,
         "drafting": draftings[0],
         "engine": None if engine is None else engine.name,
+        "as_engine": engine is not None and draftings[0] == engine.drafting,
         "quantization": drafter.quantization,
         "prompts": len(prompts),
         "target": asdict(target.identity),

@@ -13,6 +13,7 @@ from specdraft.decoding.rules import Typical
 from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
+from specdraft.drafters.suffix import Suffix
 from specdraft.errors import UserError
 from specdraft.evaluation import evaluate, write_report
 from specdraft.evaluation.report.pages import html, table
@@ -231,5 +232,15 @@ def test_table_and_page_say_which_drafts_a_number_is_of(for_vllm, target, prompt
     assert sampled.settings["drafting"] == "sampled"
     explicit = replace(SETTINGS, drafting="sampled", temperatures=(1.0,))
     drafter = Medusa.for_target(target, num_heads=3)
-    (only,) = evaluate(target, drafter, prompts, explicit, progress=False, engine=VLLM()).results
+    unlike = evaluate(target, drafter, prompts, explicit, progress=False, engine=VLLM())
+    (only,) = unlike.results
     assert only.drafting == "sampled" and not only.beside
+    for said in (table(unlike), html(unlike.to_dict())):
+        assert "sampled drafts" in said and "as vllm drafts" not in said
+
+
+def test_categories_of_one_request_are_counted_once_for_all_drafters(target, prompts):
+    alone = [replace(prompt, category=f"kind {number}") for number, prompt in enumerate(prompts[:2])]
+    settings = replace(SETTINGS, temperatures=(0.0,), max_new_tokens=4)
+    found = evaluate(target, PromptLookup(), alone, settings, {"suffix": Suffix()}, progress=False)
+    assert table(found).count("2 categories of one request only: see the report") == 1
