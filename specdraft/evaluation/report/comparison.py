@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _ALIKE = ["target", "benchmark", "prompts", "draft_tree", "rule", "grammar", "drafting"]
 _ALIKE += ["temperatures", "max_new_tokens", "dtype"]
+_MADE_OF = ("quantization", "retrieval", "inner", "ensemble")  # what tells drafters of one checkpoint apart
 _GATHERED = ("results", "categories", "cost_models", "checks", "advice", "samples")
 
 
@@ -27,15 +28,16 @@ def names(drafters: "Sequence[Drafter]", checkpoints: Sequence[str]) -> "dict[st
         raise UserError(f"checkpoint={list(checkpoints)} names a drafter twice: expected different ones")
     first = drafters[0].family
     named: dict[str, Drafter] = {}
-    for drafter, checkpoint in zip(drafters[1:], checkpoints[1:], strict=True):
+    for drafter, run in zip(drafters[1:], _runs(checkpoints)[1:], strict=True):
         name = drafter.family
-        named[f"{name} {_run(checkpoint)}" if name in (first, *named) else name] = drafter
+        named[f"{name} {run}" if name in (first, *named) else name] = drafter
     return named
 
 
 def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One evaluation of all drafters, each called by its run; drafters that every run had beside it appear once.
-    evaluations: as ``evaluation.json`` holds them. Raises UserError unless they decoded the same prompts alike."""
+    evaluations: as ``evaluation.json`` holds them. Raises UserError unless they decoded the same prompts alike, each
+    with a drafter of its own."""
     first = evaluations[0]
     for key in _ALIKE:
         expected, *others = (each["settings"].get(key) for each in evaluations)
@@ -44,12 +46,17 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 wrong = f"evaluations differ in {key} ({expected} and {found})"
                 raise UserError(f"{wrong}: expected the same prompts, decoded alike; compare such evaluations")
     checkpoints = [each["settings"]["checkpoint"] for each in evaluations]
+    called = []
+    for each, run in zip(evaluations, _runs(checkpoints), strict=True):
+        made_of = [str(each["settings"][part]) for part in _MADE_OF if each["settings"].get(part)]
+        called.append(" ".join([each["results"][0]["drafter"], run, *made_of]))
+    if twice := next((name for name in called if called.count(name) > 1), None):
+        raise UserError(f"{called.count(twice)} evaluations are of {twice}, decoded alike: expected different drafters")
     together = first | {"settings": first["settings"] | {"compared": checkpoints[1:]}}
     for kind in _GATHERED:
         together[kind] = []
-        for each, checkpoint in zip(evaluations, checkpoints, strict=True):
+        for each, name in zip(evaluations, called, strict=True):
             own = each["results"][0]["drafter"]
-            name = f"{own} {_run(checkpoint)}"
             for record in each[kind]:
                 if record["drafter"] == own:
                     label = {"label": record["label"].replace(own, name, 1)} if "label" in record else {}
@@ -68,11 +75,21 @@ class ComparisonPage(Callback):
         found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         trained = [each for each in found if each["settings"]["checkpoint"] is not None]
         if len(trained) > 1:
-            page = html(gather(trained))
+            try:
+                page = html(gather(trained))
+            except UserError as error:  # the sweep was good for something else
+                print(f"comparison: none, as {error}")
+                return
             print(f"comparison: {write_text(folder / 'comparison.html', page)}")
 
 
-def _run(checkpoint: str) -> str:
-    """What tells a checkpoint from others: its directory, or that of the run that it lies in."""
-    path = Path(checkpoint)
-    return path.parent.name if path.name == "drafter" else path.name
+def _runs(checkpoints: Sequence[str]) -> list[str]:
+    """What tells checkpoints from each other: their directories, or those of the runs that they lie in, with as many of
+    the directories above as that takes."""
+    places = [path.parent if path.name == "drafter" else path for path in map(Path, checkpoints)]
+    found: list[str] = []
+    for depth in range(1, max(len(place.parts) for place in places) + 1):
+        found = ["/".join(place.parts[-depth:]) for place in places]
+        if len(set(found)) == len(set(places)):
+            break
+    return found

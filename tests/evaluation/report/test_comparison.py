@@ -15,6 +15,8 @@ def test_names_tell_drafters_apart():
     first, second, third = PromptLookup(), PromptLookup(), PromptLookup()
     named = names([first, second, third], ["/runs/a/drafter", "/runs/b/drafter", "/runs/c"])
     assert named == {"prompt_lookup b": second, "prompt_lookup c": third}
+    alike = names([first, second, third], ["/sweeps/a/0/drafter", "/sweeps/b/0", "/sweeps/c/0"])
+    assert alike == {"prompt_lookup b/0": second, "prompt_lookup c/0": third}
     with pytest.raises(UserError, match="names a drafter twice"):
         names([first, second], ["/runs/a", "/runs/a"])
 
@@ -26,6 +28,15 @@ def test_gathered_runs_keep_what_they_share_once():
     assert [model["drafter"] for model in gathered["cost_models"]] == ["eagle3 a"] * 2 + ["medusa b"] * 2
     assert [each["drafter"] for each in gathered["samples"]] == ["eagle3 a", "medusa b"]
     assert gathered["settings"]["compared"] == ["/runs/b/drafter"]
+
+
+def test_drafters_of_one_checkpoint_are_told_apart_by_what_they_are_made_of():
+    runs = [evaluation("eagle3", "a") for _ in range(3)]
+    runs[1]["settings"]["quantization"], runs[2]["settings"]["retrieval"] = "int8", "suffix"
+    called = {row["drafter"] for row in gather(runs)["results"]}
+    assert called == {"eagle3 a", "eagle3 a int8", "eagle3 a suffix", "prompt_lookup"}
+    with pytest.raises(UserError, match="2 evaluations are of eagle3 a, decoded alike"):
+        gather([evaluation("eagle3", "a"), evaluation("eagle3", "a")])
 
 
 def test_a_label_keeps_what_it_says_of_drafting():
@@ -50,3 +61,14 @@ def test_a_multirun_ends_with_a_page(tmp_path):
     ComparisonPage().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
     assert "<h1>eagle3 a, medusa b for " in page and "<no>" not in page
+
+
+def test_a_sweep_that_cannot_be_compared_ends_with_a_sentence(tmp_path, capsys):
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        run = evaluation("eagle3", "a")
+        run["settings"]["draft_tree"] = f"chain of {number + 2}"
+        (tmp_path / str(number) / "evaluation.json").write_text(json.dumps(run))
+    ComparisonPage().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    assert capsys.readouterr().out.startswith("comparison: none, as evaluations differ in draft_tree (chain of 2 and")
+    assert not (tmp_path / "comparison.html").exists()
