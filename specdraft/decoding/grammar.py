@@ -63,8 +63,8 @@ class Grammar:
         path = Path(setting)
         if setting == JSON:
             found = cls(".json", '{"type": "object"}', JSON, masks_drafts)
-        elif path.suffix in _KINDS and path.is_file():
-            found = cls(path.suffix, path.read_text(encoding="utf-8"), path.name, masks_drafts)
+        elif path.suffix in _KINDS:
+            found = cls(path.suffix, _read(path, setting), path.name, masks_drafts)
         else:
             wanted = ", ".join(f"{kind} ({what})" for kind, what in _KINDS.items())
             raise UserError(f"decoding.grammar is {setting}: expected {JSON}, or the path of a file: {wanted}")
@@ -151,6 +151,14 @@ def _paths(trees: DraftTrees | None, rows: int) -> list[list[Tokens]]:
             for token, parent in pairs:
                 own.append((*own[parent - ROOT], token))
     return paths
+
+
+def _read(path: Path, setting: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"decoding.grammar is {setting}, which cannot be read ({why}): check the path") from error
 
 
 def _library() -> Any:

@@ -189,7 +189,7 @@ def test_what_comes_behind_the_end_of_text_is_not_asked(target, of):
     ("setting", "text", "wanted"),
     [
         ("yaml", None, "expected json, or the path of a file"),
-        ("missing.json", None, "expected json, or the path of a file"),
+        ("missing.json", None, r"missing.json, which cannot be read \(No such file or directory\): check the path"),
         ("bad.json", "{", "expected a JSON schema"),
         ("bad.json", '{"type": "colour"}', "expected a JSON schema"),
         ("bad.lark", "start: [", "expected a Lark grammar"),
