@@ -89,10 +89,9 @@ class Target(LanguageModel):
             target = cls(*load(device_map=places), name, revision)
             target.server = None if url is None else Server(url)
             return target
+        place = _device(device)
         model, tokenizer = load()
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        target = cls(model.to(device), tokenizer, name, revision)
+        target = cls(model.to(place), tokenizer, name, revision)
         if target.device.type == "cpu":
             keep_freed_memory()
             if packed:
@@ -179,3 +178,15 @@ class Target(LanguageModel):
             wanted = f"ascending, distinct numbers from 1 to {self.num_layers}"
             raise UserError(f"auxiliary layers are {list(checked)}: expected {wanted}")
         return checked
+
+
+def _device(wanted: str) -> str:
+    """The device of that name; "auto" is the first GPU if there is one. Raises UserError for one that is not there."""
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        expected = "expected auto, cpu, or a device that torch sees here, as cuda"
+        raise UserError(f"target.device is {wanted!r} ({reason(error)}): {expected}") from error
+    return wanted

@@ -245,11 +245,14 @@ def test_identity_tells_models_apart_but_not_dtypes():
     assert other_shape.config_hash != first.identity.config_hash
 
 
-def test_unknown_placements_and_missing_ranks_are_one_sentence(monkeypatch):
+def test_unknown_placements_devices_and_missing_ranks_are_one_sentence(monkeypatch):
     with pytest.raises(
         UserError, match=r"target.placement is 'zero4': expected one of replicated, zero3, device_map, remote"
     ):
         Target.load("embedded://tiny", placement="zero4")
+    for device in ("gpu", "cuda:99"):
+        with pytest.raises(UserError, match=rf"target.device is '{device}' \(.+\): expected auto, cpu, or a device"):
+            Target.load("embedded://tiny", device=device)
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(UserError, match=r"RANK is not set: .* start them with torchrun"):
         Target.load("embedded://tiny", placement="zero3")
