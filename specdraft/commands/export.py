@@ -57,9 +57,12 @@ def _proposer(config: DictConfig, name: str) -> Path:
     target = config.target.name or trained.get("target", {}).get("name")
     if target is None:
         raise UserError("target= is missing: expected the target that vLLM is to serve, as target=llama-8b")
-    config.decoding.num_draft_tokens = k = int(
-        config.decoding.num_draft_tokens or trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
-    )
+    k = config.decoding.num_draft_tokens
+    if k is None:
+        k = trained.get("extra", {}).get("decoding", {}).get("num_draft_tokens", 5)
+    if not isinstance(k, int) or k < 1:
+        raise UserError(f"decoding.num_draft_tokens is {k}: expected at least 1 drafted token a round")
+    config.decoding.num_draft_tokens = k
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     settings = ProposerSettings(

@@ -90,6 +90,8 @@ def test_bad_input(run, make_checkpoint, tmp_path, capsys):
         ("drafter=suffix",): "target= is missing",
         ("drafter=suffix", "target=tiny", f"checkpoint={checkpoint}"): "expected one of the two",
         ("drafter@retrieval=suffix", "target=tiny"): "expected one of the two",
+        ("drafter=suffix", "target=tiny", "decoding.num_draft_tokens=auto"): "num_draft_tokens is auto: expected at",
+        ("drafter=suffix", "target=tiny", "decoding.num_draft_tokens=0"): "num_draft_tokens is 0: expected at least 1",
         ("drafter=suffix", "target=tiny", "engine=sglang"): "but engine=sglang is given",
         ("drafter=suffix", "target=tiny", "quantize=int8"): "but quantize=int8 is given",
         ("drafter=suffix", "target=tiny", "decoding/shape=dynamic_tree"): "vLLM verifies chains",
