@@ -244,3 +244,10 @@ def test_categories_of_one_request_are_counted_once_for_all_drafters(target, pro
     settings = replace(SETTINGS, temperatures=(0.0,), max_new_tokens=4)
     found = evaluate(target, PromptLookup(), alone, settings, {"suffix": Suffix()}, progress=False)
     assert table(found).count("2 categories of one request only: see the report") == 1
+
+
+def test_a_share_of_nothing_is_a_dash(target, prompts):
+    settings = replace(SETTINGS, temperatures=(0.0,), max_new_tokens=2, num_draft_tokens=1)
+    nothing = PromptLookup(min_ngram=64, max_ngram=64)
+    said = table(evaluate(target, nothing, prompts[:1], settings, progress=False))
+    assert "draft acceptance rate -, cost ratio" in said and "distinct 4-grams - %" in said and "nan" not in said
