@@ -173,6 +173,11 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, MissingConfigException) and option:
         group, name, options = option.groups()
         return f"unknown {group} {name!r}: expected one of {options.replace(' ', ', ')}"
+    listed = re.search(r"Could not load '(.+)/(.+?)'", message)  # one of several, as in compare=[NAME]
+    if isinstance(error, MissingConfigException) and listed:
+        group, name = listed.groups()
+        there = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        return f"unknown {group} {name!r}: expected one of {', '.join(there)}"
     if isinstance(error, ValueError) and message.startswith("Config group override must be a string"):
         return "a group is set to null: expected one of its options, as drafter=none, or ~GROUP to leave it out"
     several = re.match(r"Ambiguous value for argument '(.+?)=(.+?)' ", message)

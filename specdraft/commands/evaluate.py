@@ -96,12 +96,17 @@ def main(config: DictConfig) -> None:
 
 def _in_role(config: DictConfig, role: str) -> Any:
     """The drafter of ``drafter@ROLE=NAME``, None, or of an ensemble true. Raises UserError for anything else."""
+    from specdraft.drafters.base import Drafter
+
     given = config[role]
     if isinstance(given, bool) and role == "ensemble":
         return given
     if not isinstance(given, DictConfig | None):
         raise UserError(f"{role}={given} is no drafter: expected drafter@{role}=NAME, of conf/drafter")
-    return build(given)
+    found = build(given)
+    if given is not None and not isinstance(found, Drafter):
+        raise UserError(f"drafter@{role}= names what drafts nothing by itself: expected another of conf/drafter")
+    return found
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ class EvaluationSettings:
                 continue
             if not isinstance(value, int) or value < least:
                 raise UserError(f"decoding.{name} is {value}: expected at least {least} {why}")
+        if not isinstance(self.seed, int):
+            raise UserError(f"seed is {self.seed!r}: expected a whole number")
         if self.drafting not in (_AS_ENGINE, SAMPLED, GREEDY):
             raise UserError(f"decoding.drafting is {self.drafting!r}: expected {_AS_ENGINE}, {SAMPLED} or {GREEDY}")
         if not self.temperatures:

@@ -264,6 +264,11 @@ def test_bad_settings_and_prompts(run, run_directory, capsys, tmp_path):
     checkpoint = f"checkpoint={run_directory / 'run'}"
     assert "num_draft_tokens is 0" in fails(run, capsys, checkpoint, "decoding.num_draft_tokens=0")
     assert "does not exist" in fails(run, capsys, checkpoint, f"benchmark={tmp_path / 'none.jsonl'}")
+    assert "unknown compare 'nothing': expected one of early_exit, jacobi" in fails(
+        run, capsys, checkpoint, "compare=[nothing]"
+    )
+    for role in ("retrieval", "ensemble", "inner"):
+        assert f"drafter@{role}= names what drafts nothing" in fails(run, capsys, checkpoint, f"drafter@{role}=auto")
     assert "unknown config key 'decoding.num_drafts'" in fails(run, capsys, checkpoint, "decoding.num_drafts=1")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("")

@@ -33,6 +33,7 @@ V, PROMPT, TWO = 6, [1, 4, 2], torch.tensor([6, 1])
         ({"max_new_tokens": 1}, "max_new_tokens is 1: expected at least 2"),
         ({"temperature": []}, "empty list"),
         ({"temperature": ["hot"]}, "temperature is 'hot'"),
+        ({"seed": "x"}, "seed is 'x': expected a whole number"),
         ({"temperature": [0.0, -1.0]}, "temperature is -1.0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"grammar": "answers.xml"}, "decoding.grammar is answers.xml: expected json, or the path of a file"),
@@ -42,7 +43,7 @@ V, PROMPT, TWO = 6, [1, 4, 2], torch.tensor([6, 1])
 def test_bad_settings(options, said):
     config = {"num_draft_tokens": 5, "temperature": 0.0, "max_new_tokens": 8, "top_k": 0, "top_p": 1.0, **options}
     with pytest.raises(UserError, match=said):
-        EvaluationSettings.from_config(config)
+        EvaluationSettings.from_config(config, config.pop("seed", 0))
 
 
 def test_a_grammar_from_config():
