@@ -210,7 +210,7 @@ eagle3, K = 4: draft acceptance rate 0.500, cost ratio c 0.000,
 
 by category: eagle3
                acceptance length  per request        tokens/s  speedup
-a category w…  3.00 [3.00, 3.00]  3.00 [3.00, 3.00]      10.0  0.20 [0.20, 0.20]
+a cate…g name  3.00 [3.00, 3.00]  3.00 [3.00, 3.00]      10.0  0.20 [0.20, 0.20]
 
 1 category of one request only: see the report"""
     )
@@ -229,7 +229,7 @@ def test_many_positions_and_long_acceptance_stay_within_80_columns(measured):
     assert [line.split()[1:] for line in found if line.startswith("  position")] == [
         [str(i) for i in range(start, min(start + 8, 18))] for start in (1, 9, 17)
     ]
-    assert "eagle3 2026-…  11.2 [11.2, 11.2]  11.2 [11.2, 11.2]" in "\n".join(found)
+    assert "eagle3…-20-30  11.2 [11.2, 11.2]  11.2 [11.2, 11.2]" in "\n".join(found)
     assert "0.000 0.000     -" not in "\n".join(found)
     short = lines(measured([1, 0], drafted=3))
     assert "  conditional acceptance rate  0.500 0.000     -" in short

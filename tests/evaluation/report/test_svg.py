@@ -90,7 +90,7 @@ def test_a_row_for_each_place_and_a_color_for_each_series_wherever_it_has_no_val
     chart = Chart("c", "rows", series, "tokens", start=1.0)
     assert chart.places == ["one", "a name that is too long"] and chart.ticks[0] == 1
     svg = drawn(chart)
-    assert {"one", "a name that is …"} <= set(texts(svg)) and "a" not in texts(svg)
+    assert {"one", "a name …too long"} <= set(texts(svg)) and "a" not in texts(svg)
     ((title, (x, _)),) = marks(svg).items()
     assert title == "b, a name that is too long: 2 [1.5, 2.5]"
     assert x == pytest.approx(118 + 204 * chart.along(2.0), abs=0.1)
