@@ -25,10 +25,11 @@ def measurement(
     memory: Sequence[Mapping[str, Any]] = (),
     energy: Sequence[str] = (),
     target: str | None = None,
+    dtype: str = "auto",
 ) -> dict[str, Any]:
     """JSON-able. settings: as given, with objective and price_per_hour. target: as the engine's settings name it; None:
-    there are none, because it is not vLLM that was started here. ``engine_settings`` are files by their names: of what
-    was fastest over all concurrencies (vllm.yaml), and of what was at each (vllm-4.yaml)."""
+    there are none, because it is not vLLM that was started here. dtype: that it was started in. ``engine_settings`` are
+    files by their names: of what was fastest over all concurrencies (vllm.yaml), and at each (vllm-4.yaml)."""
     loads = list(dict.fromkeys(block.load for block in blocks))
     objective = Objective(**settings["objective"])
     results = [
@@ -41,6 +42,7 @@ def measurement(
     for at in [None, *concurrencies(results)]:
         chosen = None if target is None else vllm_settings(results, contenders, target, at)
         if chosen is not None:
+            chosen |= {} if dtype == "auto" else {"dtype": dtype}
             said = [advice[loads.index(Load(CONCURRENCY, at))]] if at else advice
             files["vllm.yaml" if at is None else f"vllm-{at}.yaml"] = settings_text(chosen, said)
     categories = [

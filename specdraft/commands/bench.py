@@ -92,7 +92,7 @@ def main(config: DictConfig) -> None:
     width = str(target_config(address).get("dtype", "")) if engine.dtype == "auto" else engine.dtype
     memory = memory_use(found, bench.cache_tokens, target_config(address), width) if len(found) > 1 else []
     vllm = address if ours and config.engine.name == "vllm" else None
-    result = measurement(blocks, found, settings, memory, bench.meter.sources, vllm)
+    result = measurement(blocks, found, settings, memory, bench.meter.sources, vllm, engine.dtype)
     print(table(result))
     print(f"\nresults:  {write_text(output / 'bench.json', json.dumps(result, indent=2))}")
     print(f"report:   {write_text(output / 'report.html', html(result))}")

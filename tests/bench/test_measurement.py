@@ -19,6 +19,9 @@ def test_every_contender_at_every_load_as_json():
     assert all("model: a/b" in text for text in found["engine_settings"].values())
     at_four = found["engine_settings"]["vllm-4.yaml"]
     assert "At 4 requests" in at_four and "At 1 request" not in at_four and "num_speculative_tokens: 1\n" in at_four
+    assert not any("dtype" in text for text in found["engine_settings"].values())
+    chosen = measurement(three(), CONTENDERS, SETTINGS, target="a/b", dtype="float32")["engine_settings"]
+    assert all("dtype: float32\n" in text for text in chosen.values())
     assert measurement(three(), CONTENDERS, SETTINGS)["engine_settings"] == {}
 
 
