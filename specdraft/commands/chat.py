@@ -48,7 +48,8 @@ def main(config: DictConfig) -> None:
         target = tuned_target(target, drafter)
     conversation = Conversation(target, drafter, settings, config.system, config.plain_every)
     screen = Screen(Console(), config.show_rejected)
-    given = [str(question) for question in config.questions]
+    questions = [config.questions] if isinstance(config.questions, str) else config.questions or []
+    given = [str(question) for question in questions]
     try:
         with conversation.ready():
             screen.greet(conversation.description)

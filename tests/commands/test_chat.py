@@ -73,7 +73,7 @@ def test_without_a_checkpoint_prompt_lookup_drafts_or_nothing(chat, folder, tmp_
     assert status == 0, error
     assert "prompt_lookup, chain of 5" in out and "> why, then?\n" in out and f"recorded: {picture}" in out
     assert picture.read_text("utf-8").startswith("<svg") and "def" in picture.read_text("utf-8")
-    status, out, error = chat(name, "drafter=none", 'questions=["def add"]', "decoding.temperature=1")
+    status, out, error = chat(name, "drafter=none", "questions=def add", "decoding.temperature=1")
     assert status == 0, error
     assert "no drafter · temperature 1" in out and "tokens/s, plain decoding" in out
 
