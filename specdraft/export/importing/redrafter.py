@@ -31,7 +31,7 @@ def read_redrafter(
     for key, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if config[key] != wanted:
             wrong = f"the drafter's {key} is {config[key]} and the target's {wanted}"
-            raise UserError(f"{wrong}: expected a drafter of this target; name its own with --target")
+            raise UserError(f"{wrong}: expected a drafter of this target; name its own target")
     if config.get("rnn") is not True:
         wrong = f"the drafter has rnn={str(config.get('rnn')).lower()}, a sum of embeddings and no recurrence"
         raise UserError(f"{wrong}: expected rnn=true, as in the paper; train a ReDrafter of your own")

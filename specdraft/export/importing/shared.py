@@ -18,7 +18,7 @@ def share_with(target: Target, config: Mapping[str, Any], tensors: dict[str, Ten
     for key, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if config.get(key) != wanted:
             wrong = f"the head's {key} is {config.get(key)} and the target's {wanted}"
-            raise UserError(f"{wrong}: expected a head of this target; name its own with --target")
+            raise UserError(f"{wrong}: expected a head of this target; name its own target")
     own = tensors.get("embed_tokens.weight")
     if own is not None and torch.equal(own, plain(target.embedding_weight.detach()).to(own.device, own.dtype)):
         del tensors["embed_tokens.weight"]
