@@ -2,6 +2,7 @@
 
 B = requests, V = vocabulary."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ class Sampling:
     grammar: "Grammar | None" = None
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
+        if not 0 <= self.temperature < math.inf:
             raise UserError(f"temperature is {self.temperature}: expected 0 (greedy) or a positive number")
         if self.top_k < 0:
             raise UserError(f"top_k is {self.top_k}: expected 0 (off) or a positive number")
