@@ -21,7 +21,7 @@ from specdraft.losses.windows import Windows, window_size
 from specdraft.onednn import is_faster, product
 
 _FEW = 512  # positions for which, on a CPU, adding a product to the weight's gradient takes longer than oneDNN gains
-_ROWS = 4096  # of a weight's gradient to which a product is added at a time that cannot be added where it is made
+_ROWS = 1024  # of a weight's gradient to which a product is added at a time that cannot be added where it is made
 
 
 @dataclass

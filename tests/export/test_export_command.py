@@ -1,6 +1,8 @@
 """``python export`` as a user runs it: a good run, --help, and every bad input in one sentence."""
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,6 +42,14 @@ def test_the_engine_is_told_the_whole_path(run, make_checkpoint, tmp_path, capsy
     printed = capsys.readouterr().out
     directory = checkpoint.relative_to(tmp_path).parent / f"export-{engine}"
     assert printed.startswith(f"export: {directory}\n") and str(tmp_path / directory) in printed
+
+
+def test_the_checkout_that_is_called_comes_before_an_installed_package(tmp_path):
+    (tmp_path / "specdraft").mkdir()
+    (tmp_path / "specdraft" / "__init__.py").write_text("raise SystemExit('another specdraft')")
+    command = [sys.executable, str(REPOSITORY / "export"), "--help"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0 and "engine=" in done.stdout, done.stderr
 
 
 def test_overrides(run, make_checkpoint, tmp_path, capsys):

@@ -19,6 +19,7 @@ from specdraft.targets.loading import location
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 MAX_NEW_TOKENS = 64
+RESERVE = 64  # positions behind the longest answer: more than two drafts have
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Engine:
             "runs": [{**run, "flags": json.loads(run["flags"])} for run in runs],
             "prompts": prompts,
             "max_new_tokens": MAX_NEW_TOKENS,
-            "max_model_len": target.max_length,
+            "max_model_len": min(target.max_length, max(map(len, prompts)) + MAX_NEW_TOKENS + RESERVE),
             "max_num_seqs": self.max_num_seqs,
             "grammar": grammar,
             "eos_token_ids": sorted(target.eos_token_ids),
