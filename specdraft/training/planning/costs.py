@@ -58,8 +58,8 @@ def loss_traffic(drafter: nn.Module, tokens: int, sizes: tuple[int, int, int], e
     chunks = -(-tokens // (POSITIONS if gpus else max(16, ELEMENTS // draft_vocabulary)))
     # The kernel reads z three times and the target twice and writes the gradient, between a product that writes z and
     # two that read the gradient; all but the target in two bytes.
-    per_step = 2 * (1 + 3 + 1 + 2) + 4 * 2 if gpus else 4 * 30
-    logits = float(tokens * (4 * (6 * vocabulary + 14 * draft_vocabulary) + per_step * steps * draft_vocabulary))
+    per_step = 2 * (1 + 3 + 1 + 2) + 4 * 2 if gpus else 4 * 28
+    logits = float(tokens * (4 * (6 * vocabulary + 12 * draft_vocabulary) + per_step * steps * draft_vocabulary))
     projections = sum((16 if trained else 2 * element) * width for width, trained in widths.items())
     return logits + chunks * (element * hidden * vocabulary + steps * draft_vocabulary * projections)
 
