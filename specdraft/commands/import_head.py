@@ -23,14 +23,17 @@ def main() -> None:
     # Imported here so that --help answers at once.
     from specdraft.drafters.checkpoint import about_target, save_drafter
     from specdraft.export.importing import import_head
+    from specdraft.export.provenance import check_provenance
     from specdraft.targets import Target
 
     if options.output.exists():
         raise UserError(f"{options.output} exists: expected a new directory; choose one with --output")
     source = (options.target, options.revision, options.dtype)
     target = Target.load(*source, device="cpu", trust_remote_code=options.trust_remote_code)
+    said = check_provenance(options.path, target).get("extra", {}).get("target", {})
     head = import_head(options.path, target, options.layers)
-    known = about_target(target) | {"chat_template_hash": None}  # nobody knows with which it was trained
+    # Of a head of others nobody knows with which template it was trained.
+    known = about_target(target) | {"chat_template_hash": said.get("chat_template_hash")}
     extra = {"target": known, "imported_from": str(options.path)}
     print(f"checkpoint: {save_drafter(head, options.output, target.identity, extra)}")
 

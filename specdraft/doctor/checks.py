@@ -13,6 +13,7 @@ from specdraft.drafters.checkpoint import CONFIG, find, load_drafter
 from specdraft.errors import UserError
 from specdraft.export.importing import import_head
 from specdraft.export.layout import DTYPES
+from specdraft.export.provenance import read_provenance
 from specdraft.files import embedded, read_json
 from specdraft.targets import Target
 
@@ -51,12 +52,14 @@ class Serving:
 
 @dataclass(frozen=True)
 class LoadedDrafter:
-    """A drafter bound to its target, with the configuration of its checkpoint or, of an export, the engine's."""
+    """A drafter bound to its target, with the configuration of its checkpoint or, of an export, the engine's.
+    provenance: what an export says of the target that it was trained for, as a checkpoint says it."""
 
     drafter: Drafter
     target: Target
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
     exported: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path, target: Target) -> "LoadedDrafter":
@@ -70,8 +73,9 @@ class LoadedDrafter:
             drafter.to(target.device, target.dtype)
             drafter.bind(target)
             return cls(drafter, target, checkpoint=config)
+        said = read_provenance(path)
         head = import_head(path, target).to(target.device, target.dtype)
-        return cls(head, target, exported=read_json(Path(path) / CONFIG))
+        return cls(head, target, exported=read_json(Path(path) / CONFIG), provenance=said)
 
     @property
     def settings_known(self) -> bool:
@@ -79,8 +83,9 @@ class LoadedDrafter:
         return bool(self.checkpoint) and "imported_from" not in self.checkpoint.get("extra", {})
 
     def recorded(self, part: str, key: str) -> Any:
-        """What the checkpoint says of its data, decoding, training or target; None if it does not."""
-        return self.checkpoint.get("extra", {}).get(part, {}).get(key)
+        """What the checkpoint, or an export of its target, says of data, decoding, training or target; None if it
+        does not."""
+        return (self.checkpoint or self.provenance).get("extra", {}).get(part, {}).get(key)
 
     def served_dtype(self, serving: Serving) -> str:
         """That of ``serving``, else the export's, else bfloat16. Raises UserError for an unknown one."""

@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import normalize
 
 from specdraft.doctor.checks import Finding, LoadedDrafter, Serving, fault, note, ok
+from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, check_target
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.eagle import Eagle3
@@ -24,6 +25,8 @@ def check_files(loaded: LoadedDrafter, serving: Serving) -> dict[str, Finding]:
     """The finding of each check that applies to this kind of drafter."""
     findings = {"target": _target(loaded), "chat template": _chat_template(loaded, serving)}
     findings["context length"] = _context_length(loaded, serving)
+    if any(True for _ in loaded.drafter.parameters()):
+        findings["weights"] = _weights(loaded.drafter)
     if isinstance(loaded.drafter, EagleHead):
         findings["rope"] = _rope(loaded)
     if type(loaded.drafter) is DFlash:  # what is built on it, vLLM does not serve on a CPU
@@ -35,10 +38,11 @@ def check_files(loaded: LoadedDrafter, serving: Serving) -> dict[str, Finding]:
 
 
 def _target(loaded: LoadedDrafter) -> Finding:
-    if not loaded.checkpoint:
+    said = dict(loaded.checkpoint or loaded.provenance)
+    if not said:
         return note("these files do not say which weights of the target they were trained for")
     try:
-        check_target(dict(loaded.checkpoint), loaded.target)
+        check_target(said, loaded.target)
     except UserError as error:
         return fault(str(error))
     return ok(f"trained for {loaded.target.identity.name} with the same weights")
@@ -94,6 +98,28 @@ def _layer_numbering(loaded: LoadedDrafter) -> Finding:
         wrong = f"config.json says {LAYERS}={layers} to vLLM and {sglang} in eagle_config to SGLang"
         return fault(f"{wrong}: expected {[k - 1 for k in layers]} there, as SGLang counts from 0; export again")
     return ok(f"hidden states after {layers} layers, as every engine counts them")
+
+
+@torch.no_grad()
+def _weights(drafter: Drafter) -> Finding:
+    matrices = [name for name, weight in drafter.named_parameters() if weight.ndim == 2]
+    broken = [name for name, weight in drafter.named_parameters() if not weight.isfinite().all()]
+    mend = "take the weights from a sound checkpoint, or export again"
+    if broken:
+        return fault(f"{_some(broken)} hold values that are not finite: expected finite weights; {mend}")
+    zeros = [name for name in matrices if not drafter.get_parameter(name).any()]
+    said = f"of {len(matrices)} weight matrices {len(zeros)} are zero throughout ({_some(zeros)})"
+    # Training makes no zeros, but begins with some: in Medusa, DSpark, Kangaroo and others, not in the EAGLE family.
+    if zeros and (len(zeros) == len(matrices) or isinstance(drafter, EagleHead)):
+        return fault(f"{said}: expected none; {mend}")
+    if zeros:
+        return note(f"{said}: a drafter that was hardly trained begins so; of a trained one, {mend}")
+    return ok(f"{len(matrices)} weight matrices, finite and none of them zero")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 @torch.no_grad()

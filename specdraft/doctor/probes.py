@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.data.packing import pack
 from specdraft.data.prompts import Prompt, encode
@@ -19,6 +20,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.doctor.checks import DRAFT_TOKENS, Finding, LoadedDrafter, Serving, fault, note, ok
 from specdraft.drafters.eagle import Eagle3
+from specdraft.drafters.layers import shape_of
 from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.export.layout import DTYPES
@@ -28,6 +30,7 @@ _CONFIDENCE = 0.99  # that another setting predicts better
 _WORSE = 0.85  # share of the expected acceptance below which a loss is a fault
 _TRAINED = 0.2  # expected acceptance below which a head is hardly trained, whatever its setting
 _COVERED = 0.9  # share of the answers' tokens that the draft vocabulary should hold
+_ENOUGH = 100  # drafts by which one that is never accepted is told from a weak one
 _BATCH = 8  # prompts decoded side by side; so many are decoded with the drafter
 
 
@@ -141,6 +144,8 @@ def _head_findings(
         setattr(part, option, used)
         findings[check] = compared(f"{option}={used}", own[step], {f"{option}={not used}": other}, option, known)
 
+    findings |= _epsilon(head, loaded, answers, own[0])
+
     # Weights are rounded to the served dtype; the arithmetic stays in the target's.
     kept = {name: value.clone() for name, value in head.state_dict().items()}
     rounded = acceptance(head.to(DTYPES[dtype]).to(loaded.target.dtype), loaded, answers)[0]
@@ -154,6 +159,23 @@ def _head_findings(
     mend = f"expected at least {_COVERED:.0%}; train with a larger model.draft_vocab_size, on this traffic"
     findings["draft vocabulary"] = ok(said) if covered >= _COVERED else fault(f"{said}: {mend}")
     return findings
+
+
+def _epsilon(head: Eagle3, loaded: LoadedDrafter, answers: Sequence[Batch], own: Tensor) -> dict[str, Finding]:
+    """Whether the head predicts better with the target's ``rms_norm_eps``, where it has another one."""
+    used, theirs = head.config()["rms_norm_eps"], shape_of(loaded.target, None)["rms_norm_eps"]
+    if used == theirs:
+        return {}
+    norms = [module for module in head.modules() if isinstance(module, LlamaRMSNorm)]
+    kept = [norm.variance_epsilon for norm in norms]
+    for norm in norms:
+        norm.variance_epsilon = theirs
+    other = acceptance(head, loaded, answers)[0]
+    for norm, epsilon in zip(norms, kept, strict=True):
+        norm.variance_epsilon = epsilon
+    name = "rms_norm_eps"
+    others = {f"{name}={theirs:g} as the target": other}
+    return {"norm epsilon": compared(f"{name}={used:g}", own, others, f"{name} in config.json", loaded.settings_known)}
 
 
 def compared(setting: str, own: Tensor, others: Mapping[str, Tensor], mend: str, known: bool) -> Finding:
@@ -181,13 +203,34 @@ def _undiminished(change: str, found: Tensor, own: Tensor, mend: str) -> Finding
 def _decoding(loaded: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Finding:
     recorded = loaded.recorded("decoding", "num_draft_tokens")
     depth = recorded or DRAFT_TOKENS
-    counts = AcceptanceCounts(depth)
+    counts, emitted = AcceptanceCounts(depth), torch.zeros(loaded.target.vocab_size, dtype=torch.int64)
     for generation in Decoder(loaded.target, loaded.drafter, depth).generate_batch(prompts, max_new_tokens, _BATCH):
         counts.add(generation)
+        emitted += torch.bincount(torch.tensor(generation.tokens), minlength=len(emitted))
     if not counts.rounds:
         return note("every answer ends with its first token, so nothing was drafted: give other prompts with traffic=")
     trained = loaded.recorded("training", "live_acceptance_length")
     beside = "" if trained is None else f"; during training, on its held-out prompts, {trained:.2f}"
     chosen = "as the checkpoint says" if recorded else "these files say none"
     said = f"acceptance length {counts.acceptance_length:.2f} decoded greedily, K = {depth} ({chosen})"
-    return note(f"{said}, on {len(prompts)} prompts{beside}")
+    said = f"{said}, on {len(prompts)} prompts{beside}"
+    trainable = any(True for _ in loaded.drafter.parameters())  # of look-ups nothing is to be mended
+    worthless = floor(said, counts, int(emitted.max()) / int(emitted.sum())) if trainable else None
+    return worthless or note(said)
+
+
+def floor(said: str, counts: AcceptanceCounts, commonest: float) -> Finding | None:
+    """What is wrong with a draft that is accepted no oftener than chance, if it is. commonest: share of the answers'
+    tokens that always drafting the most frequent one would get right. A fault only if nothing at all was accepted of
+    many tokens: heads of few steps first learn which tokens are frequent."""
+    drafted, accepted = counts.drafted_per_position[0], counts.accepted_per_position[0]
+    if drafted < _ENOUGH or accepted > commonest * drafted:
+        return None
+    look = (
+        "look for another target, weights that are zero or constant, norms whose epsilon is not the target's "
+        "rms_norm_eps, or another layout; if all is as in training, train it longer"
+    )
+    if not accepted:
+        return fault(f"{said}: nothing of {drafted} drafts was accepted, so that it costs time and saves none; {look}")
+    guess = f"always drafting the answers' most frequent token would have {commonest:.0%}"
+    return note(f"{said}: {accepted / drafted:.0%} of first drafted tokens were accepted, and {guess}; {look}")

@@ -22,6 +22,7 @@ from specdraft.export import dflash, draft_model, dspark, eagle1, eagle3, medusa
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, Layout, cast
 from specdraft.export.model_card import about_these_weights, evaluation_of, model_card
+from specdraft.export.provenance import TARGET, provenance
 from specdraft.export.quantized import compress
 from specdraft.export.tuned_target import export_tuned_target
 from specdraft.files import atomic_directory, embedded
@@ -81,6 +82,7 @@ def export(
         save_file(tensors, temporary / layout.weights, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card, encoding="utf-8")
+        (temporary / TARGET).write_text(provenance(trained), encoding="utf-8")
         for name, content in layout.files.items():
             (temporary / name).write_bytes(content)
     return output
@@ -128,6 +130,7 @@ def _check_output(output: Path) -> None:
     if not output.exists():
         return
     held = {entry.name for entry in output.iterdir()} if output.is_dir() else {output.name}
-    if held and held - _TOKENIZER not in [{CONFIG, CARD, weights} for weights in ("model.safetensors", medusa.WEIGHTS)]:
+    written = [{CONFIG, CARD, weights} for weights in ("model.safetensors", medusa.WEIGHTS)]
+    if held and held - _TOKENIZER - {TARGET} not in written:
         wrong = f"{output} exists and is not an earlier export (it holds {', '.join(sorted(held)[:3])})"
         raise UserError(f"{wrong}: expected a new or empty directory, or an earlier export, which is replaced")

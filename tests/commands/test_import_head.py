@@ -1,5 +1,6 @@
 """``specdraft import``: an EAGLE-3 head as an engine loads it becomes a checkpoint of the target that is named."""
 
+import json
 import sys
 
 import pytest
@@ -30,3 +31,17 @@ def test_it_writes_a_checkpoint_of_this_target(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as status:
         main()
     assert status.value.code == 2 and "exists: expected a new directory" in capsys.readouterr().err
+
+
+def test_other_weights_than_those_of_its_training_are_refused(tmp_path, monkeypatch, capsys):
+    target = Target.load("embedded://tiny", device="cpu")
+    head = Eagle3.for_target(target, torch.arange(0, target.vocab_size, 4), ttt_steps=1)
+    trained = save_drafter(head, tmp_path / "trained", target.identity, {"target": about_target(target)})
+    public = export(trained, VLLM(dtype="float32"), tmp_path / "public")
+    said = json.loads((public / "target.json").read_text())
+    (public / "target.json").write_text(json.dumps(said | {"weights_hash": "another"}))
+    words = ["specdraft", str(public), "--target", "embedded://tiny", "--output", str(tmp_path / "head")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    assert "has other weights than the given" in capsys.readouterr().err and not (tmp_path / "head").exists()

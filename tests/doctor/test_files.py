@@ -1,5 +1,7 @@
 """Faults that the files alone show, each planted in a sound head and found by its name."""
 
+import copy
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -8,6 +10,7 @@ from specdraft.doctor import Level, LoadedDrafter, Serving, run_checks
 from specdraft.doctor.files import check_files
 from specdraft.drafters.checkpoint import about_target, save_drafter
 from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.medusa import Medusa
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.errors import UserError
 from specdraft.targets import Target
@@ -96,3 +99,38 @@ def test_key_norms_that_differ_by_layer(target, tmp_path):
     assert finding().level is Level.OK
     drafter.decoder_layers[2].self_attn.k_norm.weight.data[3] *= 1.5
     assert finding().level is Level.NOTE and "differ by up to 50%: vLLM 0.32 on a CPU" in finding().sentence
+
+
+def test_an_export_served_with_other_weights(target, prompts, found, tmp_path):
+    """As of a checkpoint; what was slightly tuned is another target, and a file of others says nothing."""
+    assert "with the same weights" in found()["target"].sentence
+    assert "as in training" in found()["chat template"].sentence
+    tuned = copy.deepcopy(target.model)
+    with torch.no_grad():
+        tuned.model.layers[3].mlp.up_proj.weight.mul_(1.02)
+    folder, other = tmp_path / "served", Target.from_model(tuned, tokenizer=target.tokenizer)
+    findings = run_checks(LoadedDrafter.load(folder, other), prompts, Serving(), 32)
+    assert "target" in faults(findings) and "has other weights than the given" in findings["target"].sentence
+    (folder / "target.json").unlink()
+    assert check_files(LoadedDrafter.load(folder, other), Serving())["target"].level is Level.NOTE
+
+
+def test_weights_that_are_zero_or_not_finite(target, found, run):
+    def zero(tensors):
+        for tensor in tensors.values():
+            if tensor.ndim == 2:
+                tensor.zero_()
+
+    findings = found(tensors=zero)
+    assert "weights" in faults(findings) and "are zero throughout" in findings["weights"].sentence
+    one = found(tensors=lambda tensors: tensors["fc.weight"].zero_())["weights"]
+    assert one.level is Level.FAULT and "1 are zero throughout (fc.weight)" in one.sentence
+    loaded = LoadedDrafter.load(run, target)
+    loaded.drafter.fc.weight.data[0, 0] = torch.inf
+    assert "fc.weight hold values that are not finite" in check_files(loaded, Serving())["weights"].sentence
+
+
+def test_weights_that_training_begins_with(target):
+    """Residual blocks of Medusa's heads are zeros at first, which is no fault."""
+    drafter = Medusa.for_target(target)
+    assert check_files(LoadedDrafter(drafter, target), Serving())["weights"].level is Level.NOTE

@@ -8,8 +8,9 @@ import torch
 
 from specdraft.data.prompts import Prompt, encode
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.doctor import Level, LoadedDrafter, Serving, report, run_checks
-from specdraft.doctor.probes import acceptance, answer, better, compared
+from specdraft.doctor.probes import acceptance, answer, better, compared, floor
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.export import export
@@ -83,7 +84,7 @@ def test_traffic_outside_the_draft_vocabulary_and_under_another_system_prompt(ta
 
 
 def test_conversations_without_a_chat_template(plain, prompts, run, found):
-    assert faults(found(system_prompt="be brief")) == {"prompts"}
+    assert faults(found(system_prompt="be brief")) == {"prompts", "chat template"}
     chat = [Prompt("0", "chat", ({"role": "system", "content": "be brief"}, *prompts[0].opening))]
     assert "prompts" in faults(run_checks(LoadedDrafter.load(run, plain), chat))
 
@@ -132,3 +133,34 @@ def test_better_is_a_matter_of_all_prompts():
     one[0, 0] = 9
     every[:, 0] += 0.5
     assert not better(own, own) and not better(one, own) and better(every, own) and not better(own, every)
+
+
+def test_another_epsilon_of_the_norms(found):
+    findings = found({"rms_norm_eps": 1.0})
+    said = findings["norm epsilon"].sentence
+    assert "norm epsilon" in faults(findings) and "correct rms_norm_eps in config.json" in said
+    assert found({"rms_norm_eps": 1e-5})["norm epsilon"].level is not Level.FAULT
+    assert "norm epsilon" not in found()
+
+
+def test_a_draft_that_is_never_accepted(found):
+    """What it drafts is sure and wrong."""
+    findings = found(tensors=lambda tensors: tensors["lm_head.weight"].neg_())
+    assert "decoding" in faults(findings) and "was accepted, so that it costs time" in findings["decoding"].sentence
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "level"),
+    [(99, 0, None), (100, 0, Level.FAULT), (100, 1, Level.NOTE), (100, 20, Level.NOTE), (100, 21, None)],
+)
+def test_the_floor_of_acceptance(drafted, accepted, level):
+    """A weak head that has learned which token is frequent is no fault."""
+    counts = AcceptanceCounts(1, drafted, drafted, accepted, [drafted], [drafted], [accepted])
+    finding = floor("acceptance length 1.00", counts, commonest=0.2)
+    assert (finding and finding.level) is level
+    assert finding is None or "rms_norm_eps" in finding.sentence
+
+
+def test_an_honest_weak_head_is_no_fault(target, prompts, hardly_trained):
+    findings = run_checks(LoadedDrafter.load(hardly_trained, target), prompts, max_new_tokens=32)
+    assert not {"decoding", "weights", "norm epsilon"} & faults(findings)

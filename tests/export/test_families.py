@@ -54,7 +54,8 @@ def exported(make_drafter, save):
         directory = export(save(drafter, about), engine)
         weights = WEIGHTS.get(family, "model.safetensors")
         others = {"tokenizer.json", "tokenizer_config.json"} if family == "tli_draft" else set()
-        assert {file.name for file in directory.iterdir()} == {"README.md", "config.json", weights} | others
+        written = {"README.md", "config.json", "target.json", weights} | others
+        assert {file.name for file in directory.iterdir()} == written
         config = json.loads((directory / "config.json").read_text())
         return drafter, config, load_file(directory / weights), (directory / "README.md").read_text()
 

@@ -110,8 +110,8 @@ def test_files_card_and_figures_in_one_commit(run, hub, make_checkpoint):
     status, said, _ = run(f"checkpoint={checkpoint}", "hub=me/head", "hub_private=true")
     assert status == 0 and said.endswith(f"hub: {hub.url}/me/head\n")
     exported = checkpoint.parent / "export-vllm"
-    assert set(hub.files) == {"README.md", "config.json", "model.safetensors", "evaluation.json"}
-    for name in ("config.json", "model.safetensors"):
+    assert set(hub.files) == {"README.md", "config.json", "model.safetensors", "evaluation.json", "target.json"}
+    for name in ("config.json", "model.safetensors", "target.json"):
         assert hub.files[name] == (exported / name).read_bytes()
     assert len(hub.messages) == 1 and hub.created[0]["name"] == "head"
     assert hub.created[0].get("private") is True or hub.created[0].get("visibility") == "private"

@@ -29,7 +29,12 @@ def test_golden_files(make_checkpoint):
     head, checkpoint = make_checkpoint()
     directory = export(checkpoint, VLLM())
     assert directory == checkpoint.parent / "export-vllm"
-    assert sorted(file.name for file in directory.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(file.name for file in directory.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "target.json",
+    ]
     config, tensors = read(directory)
     assert config == {
         "architectures": ["LlamaForCausalLMEagle3"],
