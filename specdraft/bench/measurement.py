@@ -43,6 +43,8 @@ def measurement(
         chosen = None if target is None else vllm_settings(results, contenders, target, at)
         if chosen is not None:
             chosen |= {} if dtype == "auto" else {"dtype": dtype}
+            if options := settings.get("chat_template_options"):
+                chosen["default-chat-template-kwargs"] = options
             said = [advice[loads.index(Load(CONCURRENCY, at))]] if at else advice
             files["vllm.yaml" if at is None else f"vllm-{at}.yaml"] = settings_text(chosen, said)
     categories = [

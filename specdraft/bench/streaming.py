@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -85,6 +85,13 @@ class Asking:
         if self.max_new_tokens < 1 or self.timeout <= 0 or self.stall <= 0 or self.temperature < 0:
             given = f"max_new_tokens={self.max_new_tokens}, timeout={self.timeout}, stall={self.stall}"
             raise UserError(f"{given} and temperature={self.temperature}: expected positive numbers, or temperature=0")
+
+    def with_options(self, options: Mapping[str, Any]) -> "Asking":
+        """The same with options of the chat template; those that ``extra`` has already stay as they are."""
+        if not options or not self.chat:
+            return self
+        kwargs = {**options, **(self.extra.get("chat_template_kwargs") or {})}
+        return replace(self, extra={**self.extra, "chat_template_kwargs": kwargs})
 
     def payload(self, model: str, question: Question) -> dict[str, Any]:
         """The request's body. Raises UserError for a conversation where the server takes plain text."""

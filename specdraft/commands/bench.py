@@ -33,8 +33,9 @@ def main(config: DictConfig) -> None:
     from specdraft.bench.summary import Objective
     from specdraft.bench.turns import Bench
     from specdraft.data.prompts import at_most_per_category, load_prompts, usual_benchmark
-    from specdraft.drafters.checkpoint import find, read_config
+    from specdraft.drafters.checkpoint import complete_options, find, read_config
     from specdraft.files import write_text
+    from specdraft.targets.chat_template import checked_options
     from specdraft.targets.loading import location
 
     loads = loads_of(config.concurrency, config.rate)
@@ -43,7 +44,6 @@ def main(config: DictConfig) -> None:
     Objective(**config.objective)
     if config.price_per_hour is not None and config.price_per_hour <= 0:
         raise UserError(f"price_per_hour is {config.price_per_hour}: expected a price, or null for none")
-    asking = Asking(**config.request, temperature=config.temperature, seed=config.seed)
     key = os.environ.get(config.api_key_variable, "") if config.api_key_variable else ""
     if config.engine.name not in ENGINES:
         raise UserError(f"engine.name is {config.engine.name!r}: expected one of {', '.join(ENGINES)}")
@@ -53,6 +53,9 @@ def main(config: DictConfig) -> None:
     paths = config.checkpoint if isinstance(config.checkpoint, ListConfig) else [config.checkpoint]
     checkpoints = [find(path) for path in paths if path is not None]
     trained = read_config(checkpoints[0]) if checkpoints else {}
+    complete_options(config.target, trained)
+    template_options = checked_options(config.target.get("chat_template_options"))
+    asking = Asking(**config.request, temperature=config.temperature, seed=config.seed).with_options(template_options)
     options = OmegaConf.to_container(config.engine)
     assert isinstance(options, dict)
     kind = ENGINES[options.pop("name")]
@@ -86,6 +89,7 @@ def main(config: DictConfig) -> None:
     settings = {"target": name or next(iter(places.values())).model, "benchmark": config.benchmark}
     settings |= {"prompts": len(prompts), "requests": len(questions), "max_new_tokens": asking.max_new_tokens}
     settings |= {"temperature": asking.temperature, "rounds": config.rounds, "seed": config.seed}
+    settings |= {"chat_template_options": template_options}
     settings |= {"engine": f"{config.engine.name}, {engine.dtype}" if ours else "running servers"}
     settings |= {"objective": dict(config.objective), "price_per_hour": config.price_per_hour}
     settings |= {"flags": list(engine.flags), "prefix_caching": engine.prefix_caching} if ours else {}

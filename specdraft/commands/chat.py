@@ -25,7 +25,7 @@ def main(config: DictConfig) -> None:
     from specdraft.chat.loop import is_typed, read_questions, talk
     from specdraft.chat.screen import Screen, write_svg
     from specdraft.drafters.base import Drafter
-    from specdraft.drafters.checkpoint import check_target, complete_target, load_drafter
+    from specdraft.drafters.checkpoint import check_target, complete_target, load_drafter, other_options
     from specdraft.evaluation import EvaluationSettings
     from specdraft.evaluation.tuning import tuned_target
     from specdraft.files import make_directory
@@ -43,6 +43,8 @@ def main(config: DictConfig) -> None:
     target = build(config.target)
     if trained:
         check_target(trained, target)
+        if other := other_options(trained, target):
+            print(f"note: {other}", file=sys.stderr)
     if drafter is not None:
         drafter.to(target.device, target.dtype)
         target = tuned_target(target, drafter)

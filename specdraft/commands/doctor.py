@@ -20,7 +20,7 @@ def main(config: DictConfig) -> None:
     from specdraft.doctor.checks import is_checkpoint, note
     from specdraft.doctor.drift import check_drift, find_report, sample
     from specdraft.doctor.traffic import write_worst
-    from specdraft.drafters.checkpoint import find, read_config
+    from specdraft.drafters.checkpoint import complete_target, find, read_config
     from specdraft.evaluation import load_prompts
 
     if config.checkpoint is None:
@@ -28,11 +28,10 @@ def main(config: DictConfig) -> None:
     recorded, directory = {}, Path(config.checkpoint)
     if is_checkpoint(config.checkpoint):
         recorded, directory = read_config(config.checkpoint), find(config.checkpoint)
-    if config.target.name is None:
-        if not recorded:
-            found = f"{config.checkpoint} is an engine's and names no target"
-            raise UserError(f"{found}: expected target=NAME or target.name=PATH beside it")
-        config.target.name, config.target.revision = recorded["target"]["name"], recorded["target"]["revision"]
+    if config.target.name is None and not recorded:
+        found = f"{config.checkpoint} is an engine's and names no target"
+        raise UserError(f"{found}: expected target=NAME or target.name=PATH beside it")
+    complete_target(config.target, recorded)
     prompts = load_prompts(config.traffic or usual_benchmark(recorded), config.limit, logged=True)
     answered = sum(prompt.answered for prompt in prompts)
     if config.traffic is None and (config.report or config.worst):

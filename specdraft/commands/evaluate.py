@@ -16,7 +16,7 @@ def main(config: DictConfig) -> None:
     # Imported here so that --help answers at once.
     from specdraft.data.prompts import usual_benchmark
     from specdraft.drafters.base import Drafter
-    from specdraft.drafters.checkpoint import check_target, complete_target, find, load_drafter
+    from specdraft.drafters.checkpoint import check_target, complete_target, find, load_drafter, other_options
     from specdraft.drafters.composition import composed
     from specdraft.evaluation import CostSettings, EvaluationSettings, evaluate, load_prompts, table, write_report
     from specdraft.evaluation.report.charts import check_png, write_png
@@ -61,6 +61,8 @@ def main(config: DictConfig) -> None:
     target = build(config.target)
     for each, about in loaded:
         check_target(about, target)
+        if other := other_options(about, target):
+            print(f"note: {other}", flush=True)
         each.to(target.device, target.dtype)
 
     checkpoints = [str(find(path).resolve()) for path in paths]

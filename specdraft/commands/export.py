@@ -43,9 +43,10 @@ def main(config: DictConfig) -> None:
 
 def _proposer(config: DictConfig, name: str) -> Path:
     """For vLLM, the engine of that ``name``: what drafts from tokens alone, in its process."""
-    from specdraft.drafters.checkpoint import read_config
+    from specdraft.drafters.checkpoint import complete_options, read_config
     from specdraft.export.proposer import chain_rule, export_proposer
     from specdraft.serving.settings import ProposerSettings
+    from specdraft.targets.chat_template import checked_options
 
     if name != "vllm" or config.quantize is not None:
         given = f"engine={name}" if name != "vllm" else f"quantize={config.quantize}"
@@ -72,7 +73,9 @@ def _proposer(config: DictConfig, name: str) -> Path:
         retrieval_min_tokens=plain["retrieval_min_tokens"],
         stop=chain_rule(plain["decoding"].get("shape")),
     )
-    return export_proposer(settings, target, k, Path(plain["output"] or "export-vllm"))
+    complete_options(config.target, trained)
+    options = checked_options(config.target.get("chat_template_options"))
+    return export_proposer(settings, target, k, Path(plain["output"] or "export-vllm"), options)
 
 
 if __name__ == "__main__":

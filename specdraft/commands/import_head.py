@@ -33,7 +33,7 @@ def main() -> None:
     said = check_provenance(options.path, target).get("extra", {}).get("target", {})
     head = import_head(options.path, target, options.layers)
     # Of a head of others nobody knows with which template it was trained.
-    known = about_target(target) | {"chat_template_hash": said.get("chat_template_hash")}
+    known = about_target(target) | {key: said.get(key) for key in ("chat_template_hash", "chat_template_options")}
     extra = {"target": known, "imported_from": str(options.path)}
     print(f"checkpoint: {save_drafter(head, options.output, target.identity, extra)}")
 

@@ -27,6 +27,7 @@ from specdraft.data.tokenization.tokenize import CHUNK, accepted, available_core
 from specdraft.errors import UserError, check_whole_number
 from specdraft.files import cache_directory
 from specdraft.targets import Target
+from specdraft.targets.chat_template import options_of
 from specdraft.text import fingerprint
 
 # Conversations that hold what the benchmark asks; without room for an answer; ended by a turn without room; ended by
@@ -239,5 +240,7 @@ def _tokenizer(tokenizer: Any) -> str:
     parts = json.loads(backend.to_str()) if backend is not None else tokenizer_fingerprint(tokenizer)
     if isinstance(parts, dict):  # these two are left from the last call
         parts |= {"truncation": None, "padding": None}
+    options = options_of(tokenizer)
     special = [getattr(tokenizer, name, None) for name in ("chat_template", "bos_token_id", "eos_token_id")]
-    return fingerprint([parts, special, transformers.__version__, tokenizers.__version__])
+    versions = [transformers.__version__, tokenizers.__version__]
+    return fingerprint([parts, special, *versions, *([options] if options else [])])

@@ -17,7 +17,7 @@ from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import Interval
 from specdraft.export.model_card import about_these_weights, evaluation_of
 from specdraft.files import read_json
-from specdraft.targets.loading import template_hash
+from specdraft.targets.chat_template import in_words, options_of, template_hash
 
 Record = Mapping[str, Any]
 _LONGER = 1.5  # times as long, or as short, from which a length is named
@@ -200,6 +200,9 @@ def _traffic(loaded: LoadedDrafter, report: Record, row: Record, now: Sequence[M
     template = template_hash(loaded.target.tokenizer)
     if settings.get("chat_template_hash") != template:
         found.append(f"the chat template is {template}, the report's {settings.get('chat_template_hash')}")
+    options, theirs = options_of(loaded.target.tokenizer), settings.get("chat_template_options") or {}
+    if options != theirs:
+        found.append(f"prompts are rendered with {in_words(options)}, the report's with {in_words(theirs)}")
     told = sum(each.prompt.opening[0]["role"] == "system" for each in now) / len(now)
     answers = statistics.fmean(each.answer_tokens for each in now)
     lengths = [("answers have", row["tokens"] / max(row["requests"], 1), answers)]

@@ -5,7 +5,7 @@ from torch.nn.functional import normalize
 
 from specdraft.doctor.checks import Finding, LoadedDrafter, Serving, fault, note, ok
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.checkpoint import about_target, check_target
+from specdraft.drafters.checkpoint import about_target, check_target, other_options
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.eagle.head import EagleHead
@@ -14,7 +14,8 @@ from specdraft.errors import UserError
 from specdraft.export.eagle3 import LAYERS, layout
 from specdraft.export.layout import DTYPES
 from specdraft.onednn import plain
-from specdraft.targets.loading import load_tokenizer, template_hash
+from specdraft.targets.chat_template import in_words, options_of, template_hash
+from specdraft.targets.loading import load_tokenizer
 
 _MARGIN = 0.2  # of cosine, by which a row of the projection must be nearer to another token's row to be misplaced
 _ALIKE = 0.05  # largest difference of key norms, in shares of their mean, that drafts hardly notice
@@ -64,7 +65,10 @@ def _chat_template(loaded: LoadedDrafter, serving: Serving) -> Finding:
             "the same, because the drafter also reads the text around the answers; serve with the tokenizer of the "
             "training, or train with this template"
         )
-    return ok(f"{served}, as in training")
+    if other := other_options(loaded.checkpoint or loaded.provenance, loaded.target):
+        return fault(other)
+    options = options_of(loaded.target.tokenizer)
+    return ok(f"{served}{f' with {in_words(options)}' if options else ''}, as in training")
 
 
 def _context_length(loaded: LoadedDrafter, serving: Serving) -> Finding:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import open_dict
 from safetensors.torch import save_file
 
 import specdraft
@@ -23,7 +24,8 @@ from specdraft.errors import UserError
 from specdraft.files import atomic_directory, embedded, member, read_json
 from specdraft.redaction import redact
 from specdraft.targets import Target, TargetIdentity
-from specdraft.targets.loading import NONE, quantization, template_hash
+from specdraft.targets.chat_template import in_words, options_of, template_hash
+from specdraft.targets.loading import NONE, quantization
 from specdraft.targets.sizes import at_most, check_sizes
 from specdraft.tensors import difference, kinds, read_kinds, read_tensors
 from specdraft.text import reason
@@ -69,6 +71,7 @@ def about_target(target: Target) -> dict[str, Any]:
         "vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_length,
         "chat_template_hash": template_hash(target.tokenizer),
+        "chat_template_options": options_of(target.tokenizer),
         **ids,
     }
 
@@ -134,12 +137,35 @@ def load_drafter(path: str | Path, quantization: str | None = None) -> tuple[Dra
 
 
 def complete_target(settings: Any, config: Mapping[str, Any]) -> None:
-    """Fill in what the ``target`` of a configuration leaves open: the name and revision that the checkpoint recorded,
-    and the type, float32 on a CPU and the target's own on a GPU."""
+    """Fill in what the ``target`` of a configuration leaves open: the name, revision and options of the chat template
+    that the checkpoint recorded, and the type, float32 on a CPU and the target's own on a GPU."""
     if settings.name is None:
         settings.name, settings.revision = config["target"]["name"], config["target"]["revision"]
+    complete_options(settings, config)
     if settings.dtype is None:
         settings.dtype = "auto" if torch.cuda.is_available() and settings.device != "cpu" else "float32"
+
+
+def complete_options(settings: Any, config: Mapping[str, Any]) -> None:
+    """Of these the options of the chat template alone."""
+    if settings.get("chat_template_options") is None and (recorded := recorded_options(config)):
+        with open_dict(settings):
+            settings.chat_template_options = recorded
+
+
+def recorded_options(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options of the chat template that the checkpoint was trained with; None where it does not say."""
+    recorded: dict[str, Any] | None = config.get("extra", {}).get("target", {}).get("chat_template_options")
+    return recorded
+
+
+def other_options(config: Mapping[str, Any], target: Target) -> str | None:
+    """A sentence where conversations are rendered with other options of the chat template than in training."""
+    trained, given = recorded_options(config), options_of(target.tokenizer)
+    if trained is None or trained == given:
+        return None
+    mend = "give those of the training as target.chat_template_options and serve with them, or train with these"
+    return f"prompts are rendered with {in_words(given)}, trained with {in_words(trained)}: expected the same; {mend}"
 
 
 def check_target(config: dict[str, Any], target: Target) -> None:
@@ -174,6 +200,7 @@ def _is_whole(config: Any) -> bool:
         return False
     texts = [drafter.get("_target_"), *(target.get(key) for key in ("name", "config_hash", "weights_hash"))]
     parts = [extra.get(key, {}) for key in ("data", "decoding", "training", "target")]
+    options = parts[3].get("chat_template_options") if isinstance(parts[3], dict) else None
     return (
         all(isinstance(text, str) for text in texts)
         and isinstance(target.get("revision"), str | None)
@@ -181,6 +208,7 @@ def _is_whole(config: Any) -> bool:
         and isinstance(files := config.get("files", []), list)
         and all(isinstance(name, str) for name in files)
         and all(isinstance(part, dict) for part in parts)
+        and isinstance(options, dict | None)
         and type(parts[1].get("num_draft_tokens", 1)) is int
     )
 

@@ -4,6 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 from specdraft.errors import UserError
+from specdraft.targets.chat_template import options_of
 
 
 def mask_token(tokenizer: Any, vocab_size: int) -> int:
@@ -35,6 +36,7 @@ def _of_conversations(tokenizer: Any) -> set[int]:
     found: set[int] = set()
     for roles in (("system", "user", "assistant"), ("user", "assistant")):
         with suppress(Exception):  # a template may refuse a role in words of its own
-            rendered = tokenizer.apply_chat_template([{"role": r, "content": "a"} for r in roles], tokenize=False)
+            turns = [{"role": role, "content": "a"} for role in roles]
+            rendered = tokenizer.apply_chat_template(turns, tokenize=False, **options_of(tokenizer))
             found |= set(tokenizer(rendered, add_special_tokens=False).input_ids)
     return found

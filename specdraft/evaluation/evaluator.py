@@ -29,7 +29,7 @@ from specdraft.evaluation.tuning import Answers, tuned_target
 from specdraft.evaluation.ways import Way, ways_of
 from specdraft.export.engine import GREEDY, Engine
 from specdraft.redaction import redact
-from specdraft.targets.loading import template_hash
+from specdraft.targets.chat_template import options_of, template_hash
 
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
@@ -85,6 +85,7 @@ def evaluate(
         "prompts": len(prompts),
         "target": asdict(target.identity),
         "chat_template_hash": template_hash(target.tokenizer),
+        "chat_template_options": options_of(target.tokenizer),
         "compiled": wanted(settings.compile, target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),

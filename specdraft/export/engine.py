@@ -50,7 +50,16 @@ class Engine:
             served = ", ".join(TITLES[each] for each in self.families)
             raise UserError(f"{self.name} serves no {TITLES[family]}: expected one of {served}; choose another engine")
 
-    def usage(self, layout: Layout, target: str, directory: str, num_draft_tokens: int) -> str:
-        """Markdown for the model card: how this engine is started with the drafter in ``directory``."""
+    def usage(
+        self,
+        layout: Layout,
+        target: str,
+        directory: str,
+        num_draft_tokens: int,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Markdown for the model card: how this engine is started with the drafter in ``directory``, to render
+        conversations with ``template_options``."""
         values = {"target": target, "directory": directory, "num_draft_tokens": num_draft_tokens}
+        values |= {"template_options": template_options}
         return render(f"export/templates/{self.name}.md.jinja", engine=self, layout=layout, **values)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from specdraft.drafters.checkpoint import recorded_options
 from specdraft.errors import UserError
 from specdraft.export.engine import Engine
 from specdraft.export.layout import Layout
@@ -34,6 +35,7 @@ def model_card(
     """Markdown. ``checkpoint`` is the config.json of the checkpoint; ``directory`` is what the engine is told to load.
     Raises UserError for a damaged ``evaluation``."""
     target, extra = checkpoint["target"], checkpoint.get("extra", {})
+    options = recorded_options(checkpoint)
     k = int(extra.get("decoding", {}).get("num_draft_tokens", 5))
     try:
         measured = about_these_weights(evaluation, layout.quantization)
@@ -53,9 +55,10 @@ def model_card(
         layout=layout,
         engine=engine,
         target=target,
+        template_options=options,
         data=extra.get("data", {}),
         k=k,
         version=checkpoint.get("specdraft_version", "unknown"),
-        usage=engine.usage(layout, served, str(directory), k).rstrip(),
+        usage=engine.usage(layout, served, str(directory), k, options).rstrip(),
         acceptance=acceptance,
     )

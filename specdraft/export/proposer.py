@@ -38,8 +38,15 @@ def chain_rule(shape: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return None if shape is None else shape.get("stop")
 
 
-def export_proposer(settings: ProposerSettings, target: str, num_draft_tokens: int, output: Path) -> Path:
-    """Write ``output``, whole or not at all, and return it. target: a model's name or folder.
+def export_proposer(
+    settings: ProposerSettings,
+    target: str,
+    num_draft_tokens: int,
+    output: Path,
+    template_options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write ``output``, whole or not at all, and return it. target: a model's name or folder. template_options: what
+    its chat template is rendered with.
 
     Raises UserError for settings that no proposer can be built from, and for an output directory that holds other
     files."""
@@ -48,11 +55,13 @@ def export_proposer(settings: ProposerSettings, target: str, num_draft_tokens: i
     source = None if settings.checkpoint is None else find(settings.checkpoint)
     if source is not None:
         settings = replace(settings, checkpoint=str(output.resolve() / CHECKPOINT))
-    started = {
+    started: dict[str, Any] = {
         "model": location(target),
         "speculative-config": speculative_config(num_draft_tokens),
         "additional-config": settings.entry(),
     }
+    if template_options:
+        started["default-chat-template-kwargs"] = dict(template_options)
     options = " ".join(
         f"--{name} {shlex.quote(json.dumps(value))}" for name, value in started.items() if name != "model"
     )

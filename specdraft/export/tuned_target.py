@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.checkpoint import check_target
+from specdraft.drafters.checkpoint import check_target, recorded_options
 from specdraft.errors import UserError
 from specdraft.export.engine import Engine
 from specdraft.export.layout import DTYPES, check_finite
@@ -35,6 +35,7 @@ def export_tuned_target(
     check_finite(model.state_dict(), dtype)
     tuning = (measured or {}).get("settings", {}).get("tuning")
     values = {"target": about["name"], "engine": engine.name, "directory": str(output.resolve()), "tuning": tuning}
+    values["template_options"] = recorded_options(trained)
     with atomic_directory(output) as temporary:
         model.save_pretrained(temporary)
         target.tokenizer.save_pretrained(temporary)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from specdraft.errors import UserError
 from specdraft.files import embedded, member, read_json
+from specdraft.targets.chat_template import bind_options
 from specdraft.targets.gguf import converted, is_gguf
 from specdraft.targets.sharded import gathered
 from specdraft.targets.sizes import check_sizes
@@ -43,19 +44,25 @@ def load(
     trust_remote_code: bool,
     what: str = "target",
     device_map: dict[str, Any] | None = None,
+    chat_template_options: Any = None,
 ) -> tuple[Any, Any]:
     """The causal LM, which errors call the ``what``, and its tokenizer. ``attention`` "auto": sdpa where transformers
-    has it for the architecture, else eager. Raises UserError if the hub, the files or the architecture are missing."""
+    has it for the architecture, else eager. ``chat_template_options`` are bound to the tokenizer. Raises UserError if
+    the hub, the files or the architecture are missing, and as ``bind_options``, before the model is read."""
     if dtype not in _DTYPES:
         raise UserError(f"target.dtype is {dtype!r}: expected one of {', '.join(_DTYPES)}")
     where = location(name)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         check_files(where, revision)
+        read_tokenizer = partial(load_tokenizer, name, revision, trust_remote_code, f"tokenizer of the {what}")
+        if chat_template_options:
+            bind_options(read_tokenizer(), chat_template_options)
         read = partial(AutoModelForCausalLM.from_pretrained, where, use_safetensors=True, output_loading_info=True)
         implementation = None if attention == "auto" else attention
         model, report = read(dtype=dtype, attn_implementation=implementation, device_map=device_map, **common)
-        tokenizer = load_tokenizer(name, revision, trust_remote_code, f"tokenizer of the {what}")
+        tokenizer = read_tokenizer()
+        bind_options(tokenizer, chat_template_options)
     except UserError:
         raise
     except Exception as error:  # transformers, the hub client and safetensors raise a dozen kinds
@@ -93,12 +100,6 @@ def _cannot_load(what: str, name: str, error: Exception) -> UserError:
         return UserError(f"there is no directory {name}: expected the {what} there, {wanted}")
     said = f"{type(error).__name__}: {reason(error)}"
     return UserError(f"cannot load the {what} {name!r} ({said}): expected {wanted}")
-
-
-def template_hash(tokenizer: Any) -> str | None:
-    """A hash of the chat template: another template in serving than in training lowers acceptance silently."""
-    template = getattr(tokenizer, "chat_template", None)
-    return fingerprint(template) if template else None
 
 
 def check_files(where: str, revision: str | None) -> None:

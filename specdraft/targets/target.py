@@ -14,6 +14,7 @@ from specdraft.allocation import keep_freed_memory
 from specdraft.errors import UserError
 from specdraft.onednn import PackedLinear, pack, unpack
 from specdraft.targets import loading
+from specdraft.targets.chat_template import checked_options
 from specdraft.targets.language_model import Features, LanguageModel
 from specdraft.targets.server import Connection, Server
 from specdraft.targets.sharded import load_partitioned
@@ -62,6 +63,7 @@ class Target(LanguageModel):
         max_memory: Mapping[int | str, int | str] | None = None,
         url: str | Sequence[str] | None = None,
         packed: bool = True,
+        chat_template_options: Mapping[str, Any] | None = None,
     ) -> "Target":
         """Load a hub id, a local directory or ``embedded://tiny``; ``device`` "auto" is the first GPU if there is one.
 
@@ -69,10 +71,13 @@ class Target(LanguageModel):
         on all devices that a single process sees, within ``max_memory`` (see ``device_map.py``); remote leaves packed
         sequences to the vLLM servers at ``url``, and the layers that decoding needs on disk or within ``max_memory``.
         ``packed``: a whole target on a CPU packs its weights for decoding (see ``onednn.py``).
+        ``chat_template_options`` are what conversations are rendered with (see ``chat_template.py``).
         Raises UserError if it cannot be found, does not load, or is not supported."""
         if placement not in PLACEMENTS:
             raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
+        options = checked_options(chat_template_options)
         load = partial(loading.load, name, revision, dtype, attn_implementation, trust_remote_code)
+        load = partial(load, chat_template_options=options)
         if placement == "zero3":
             loaded = loading.checkpoint_dtype(name, revision, dtype, trust_remote_code)
             model, tokenizer, engine = load_partitioned(load, loaded)

@@ -11,12 +11,13 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.data.datamodule import DataModule
 from specdraft.decoding.shapes import draft_tokens
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.checkpoint import about_target, check_target, load_drafter
+from specdraft.drafters.checkpoint import about_target, check_target, load_drafter, other_options
 from specdraft.drafters.quantization import quantize
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.drafters.vocabulary_transfer import with_vocabulary_of
@@ -168,6 +169,8 @@ def load_init(config: DictConfig, target: Target) -> tuple[Drafter, Drafter, tor
     Needs no data, so that a drafter of another target or kind is refused before the target answers: UserError."""
     given, about = load_drafter(config.init)
     check_target(about, target)
+    if other := other_options(about, target):
+        rank_zero_warn(other)
     ids = getattr(getattr(given, "vocabulary", None), "ids", None)  # None: the whole vocabulary
     vocabulary = torch.arange(target.vocab_size) if ids is None else ids
     drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=vocabulary)

@@ -23,6 +23,9 @@ def test_every_contender_at_every_load_as_json():
     chosen = measurement(three(), CONTENDERS, SETTINGS, target="a/b", dtype="float32")["engine_settings"]
     assert all("dtype: float32\n" in text for text in chosen.values())
     assert measurement(three(), CONTENDERS, SETTINGS)["engine_settings"] == {}
+    told = SETTINGS | {"chat_template_options": {"enable_thinking": False}}
+    chosen = measurement(three(), CONTENDERS, told, target="a/b")["engine_settings"]
+    assert all("default-chat-template-kwargs:\n  enable_thinking: false\n" in text for text in chosen.values())
 
 
 def test_one_contender_alone_has_latencies_and_nothing_to_compare():

@@ -61,6 +61,14 @@ def test_what_the_server_will_never_take_is_one_sentence(world, questions):
         answer(server.url, questions[1])
 
 
+def test_options_of_the_chat_template_go_with_every_conversation(questions):
+    asking = Asking(8, extra={"top_k": 1, "chat_template_kwargs": {"date_string": "1 May"}})
+    told = asking.with_options({"enable_thinking": False, "date_string": "2 May"}).payload("tiny", questions[0])
+    assert told["chat_template_kwargs"] == {"enable_thinking": False, "date_string": "1 May"} and told["top_k"] == 1
+    assert "chat_template_kwargs" not in Asking(8).with_options({}).payload("tiny", questions[0])
+    assert "chat_template_kwargs" not in Asking(8, chat=False).with_options({"a": 1}).payload("tiny", questions[0])
+
+
 def test_the_only_model_and_settings(world):
     assert model_of(world().url) == "tiny"
     with pytest.raises(UserError, match=r"no OpenAI-compatible server answers at http://127\.0\.0\.1:9 "):

@@ -92,9 +92,13 @@ def test_another_mix_of_the_same_categories(loaded, report):
 def test_lengths_template_and_temperature(loaded, report, tmp_path):
     (tmp_path / "short.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     said = {"chat_template_hash": "other", "benchmark": str(tmp_path / "short.jsonl"), "prompts": 2}
+    said |= {"chat_template_options": {"enable_thinking": False}}
     told = {**report, "settings": report["settings"] | said}
     found = findings(loaded, told, asked("even", QUESTIONS[:4]), Serving(temperature=0.3))
     assert "the report's other" in found["drift of the traffic"].sentence
+    assert "the report's with the chat template's options {\"enable_thinking\": false}" in (
+        found["drift of the traffic"].sentence
+    )
     assert "prompts have" in found["drift of the traffic"].sentence
     assert "served at 0.3, in the report at 0" in found["drift of the temperature"].sentence
 

@@ -14,6 +14,7 @@ from specdraft.drafters.medusa import Medusa
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.chat_template import BOUND, template_hash
 from tests.doctor.common import LAYERS, QUESTIONS, VOCAB, faults
 
 
@@ -73,6 +74,20 @@ def test_chat_template_and_target(target, prompts, run, tmp_path):
     assert faults(run_checks(LoadedDrafter.load(run, target), prompts, serving, 32)) == {"chat template"}
     changed = Target.from_model(LlamaForCausalLM(target.model.config), tokenizer=target.tokenizer)
     assert "target" in faults(run_checks(LoadedDrafter.load(run, changed), prompts, Serving(), 32))
+
+
+def test_options_of_the_chat_template(target, prompts, run, monkeypatch):
+    monkeypatch.setattr(target.tokenizer, "chat_template", "{# enable_thinking #}" + target.tokenizer.chat_template)
+    loaded = LoadedDrafter.load(run, target)
+    about = loaded.checkpoint["extra"]["target"] | {"chat_template_hash": template_hash(target.tokenizer)}
+    loaded.checkpoint["extra"]["target"] = about
+    options = {"enable_thinking": False}
+    monkeypatch.setattr(target.tokenizer, BOUND, options, raising=False)
+    found = run_checks(loaded, prompts, Serving(), 32)["chat template"]
+    assert found.level is Level.FAULT and "trained with no options of the chat template" in found.sentence
+    loaded.checkpoint["extra"]["target"] = about | {"chat_template_options": options}
+    found = run_checks(loaded, prompts, Serving(), 32)["chat template"]
+    assert found.level is Level.OK and '{"enable_thinking": false}' in found.sentence
 
 
 def test_no_chat_template(plain, prompts, run):

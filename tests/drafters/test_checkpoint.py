@@ -4,11 +4,21 @@ import json
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from specdraft.drafters.checkpoint import check_target, find, load_drafter, save_drafter
+from specdraft.drafters.checkpoint import (
+    about_target,
+    check_target,
+    complete_target,
+    find,
+    load_drafter,
+    other_options,
+    save_drafter,
+)
 from specdraft.drafters.eagle import Eagle3
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.chat_template import BOUND
 
 
 @pytest.fixture
@@ -29,6 +39,28 @@ def test_round_trip(saved, target):
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     check_target(config, target)
+
+
+def test_options_of_the_chat_template_are_recorded_and_taken_up(saved, target, monkeypatch):
+    head, directory = saved
+    monkeypatch.setattr(target, "tokenizer", type("Tokenizer", (), {BOUND: {"enable_thinking": False}})())
+    save_drafter(head, directory, target.identity, {"target": about_target(target)})
+    _, config = load_drafter(directory)
+    assert other_options(config, target) is None
+    left_open = {"name": None, "revision": None, "dtype": "float32", "device": "cpu"}
+    for given in ({}, {"chat_template_options": None}):
+        settings = OmegaConf.create(left_open | given)
+        OmegaConf.set_struct(settings, True)
+        complete_target(settings, config)
+        assert settings.name == target.identity.name and settings.chat_template_options.enable_thinking is False
+    for given in ({}, {"enable_thinking": True}):
+        settings = OmegaConf.create(left_open | {"chat_template_options": given})
+        complete_target(settings, config)
+        assert settings.chat_template_options == given
+    monkeypatch.setattr(target, "tokenizer", None)
+    said = other_options(config, target)
+    assert said is not None and 'trained with the chat template\'s options {"enable_thinking": false}' in said
+    assert other_options({}, target) is None  # written before they were recorded
 
 
 def test_a_run_directory_leads_to_its_drafter(saved):

@@ -1,6 +1,7 @@
 """The token that stands at what is to be drafted is one that no text holds."""
 
 from specdraft.drafters.mask_token import mask_token
+from specdraft.targets.chat_template import bind_options
 from specdraft.targets.loading import load_tokenizer
 from tests.drafters.drafts import tokenizer_of
 
@@ -22,4 +23,7 @@ def test_an_added_token_that_the_template_does_not_know():
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|file|>", "<|other|>"]})
     tokenizer.chat_template = "<|turn|>{{ messages[0].content }}<|other|>"
     assert mask_token(tokenizer, len(tokenizer)) == tokenizer.convert_tokens_to_ids("<|file|>")
+    tokenizer.chat_template += "{{ '<|fi' ~ 'le|>' if marked is defined }}"
+    bind_options(tokenizer, {"marked": True})
+    assert mask_token(tokenizer, len(tokenizer)) != tokenizer.convert_tokens_to_ids("<|file|>")
     assert mask_token(tokenizer_of(64), 64) == 0  # the unknown word

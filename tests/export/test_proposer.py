@@ -30,6 +30,16 @@ def test_what_vllm_is_told(tmp_path):
     card = (directory / "README.md").read_text()
     assert card.startswith("# suffix for org/model") and f"vllm serve --config {directory / 'vllm.yaml'}" in card
     assert f"--additional-config '{json.dumps(said['additional-config'])}'" in card
+    assert "default-chat-template-kwargs" not in said and "llm.chat" not in card
+
+
+def test_vllm_is_told_the_options_of_the_chat_template(tmp_path):
+    options = {"enable_thinking": False}
+    directory = export_proposer(ProposerSettings(drafter=SUFFIX), "org/model", 7, tmp_path / "out", options)
+    assert written(directory)["default-chat-template-kwargs"] == options
+    card = (directory / "README.md").read_text()
+    assert "--default-chat-template-kwargs '{\"enable_thinking\": false}'" in card
+    assert "llm.chat(messages, chat_template_kwargs={'enable_thinking': False})" in card
 
 
 def test_a_draft_model_is_in_the_directory(target, save, tmp_path):

@@ -193,6 +193,17 @@ def test_model_card(make_checkpoint, identity):
         export(checkpoint, VLLM())
 
 
+def test_the_card_serves_with_the_options_of_the_chat_template(make_checkpoint):
+    _, checkpoint = make_checkpoint()
+    assert "chat_template_kwargs" not in (export(checkpoint, VLLM()) / "README.md").read_text()
+    _, checkpoint = make_checkpoint(about={"chat_template_options": {"enable_thinking": False}})
+    card = (export(checkpoint, VLLM()) / "README.md").read_text()
+    assert "--default-chat-template-kwargs '{\"enable_thinking\": false}' --speculative-config" in card
+    assert "llm.chat(messages, chat_template_kwargs={'enable_thinking': False})" in card
+    card = (export(checkpoint, SGLang()) / "README.md").read_text()
+    assert '`"chat_template_kwargs": {"enable_thinking": false}`' in card
+
+
 def test_the_card_names_a_targets_directory_wherever_the_engine_is_started(make_checkpoint, tmp_path, monkeypatch):
     _, checkpoint = make_checkpoint()
     config = json.loads((checkpoint / "config.json").read_text())

@@ -13,6 +13,7 @@ from specdraft.data.regeneration.request import Ids, RegenerationSettings, Reque
 from specdraft.errors import UserError
 from specdraft.http_client import HttpClient, HttpClients, RefusedError
 from specdraft.targets import Target
+from specdraft.targets.chat_template import options_of
 
 
 class Server:
@@ -99,6 +100,8 @@ class _Asking:
         payload = self._common(request) | {"messages": [dict(message) for message in request.messages]}
         if request.tools:
             payload["tools"] = [dict(tool) for tool in request.tools]
+        if options := options_of(self.target.tokenizer):
+            payload["chat_template_kwargs"] = options
         choice = self._choice("/chat/completions", payload, lambda choice: choice["message"].get("content"))
         words = choice["message"].get("content")
         if not words:

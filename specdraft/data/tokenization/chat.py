@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from specdraft.data.sources.base import Conversation, Message
 from specdraft.data.tokenization.assistant_mask import MARKS, assistant_mask
 from specdraft.errors import UserError
+from specdraft.targets.chat_template import options_of
 from specdraft.text import fingerprint, reason
 
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -39,10 +40,12 @@ def _check_tokenizer(tokenizer: Any) -> None:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of vocabulary and chat template; empty without a tokenizer."""
+    """A hash of vocabulary, chat template and its options; empty without a tokenizer."""
     if tokenizer is None:
         return ""
-    return fingerprint([sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)])
+    parts = [sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
+    options = options_of(tokenizer)
+    return fingerprint([*parts, options] if options else parts)
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -141,7 +144,10 @@ def _document_ids(tokenizer: Any, conversation: Conversation) -> list[int]:
 def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], **options: Any) -> Any:
     try:
         return tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, **options
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            **options_of(tokenizer),
+            **options,
         )
     except Exception as error:  # templates raise what they like, mostly jinja2's errors
         roles = ", ".join(message["role"] for message in messages)

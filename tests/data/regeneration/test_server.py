@@ -17,6 +17,7 @@ from specdraft.data.regeneration.request import RegenerationSettings, Request
 from specdraft.data.regeneration.server import Server
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.chat_template import BOUND
 
 SETTINGS = RegenerationSettings(temperatures=(0.0,), max_new_tokens=8)
 KEY = "sk-very-secret"
@@ -233,12 +234,19 @@ def test_a_refusal_is_not_repeated_and_says_no_key(
     assert KEY not in str(refused.value) and sum(world.seen.values()) == 1
 
 
-def test_words_are_split_anew_where_there_are_no_ids(world: World, target: Target) -> None:
+def test_words_are_split_anew_where_there_are_no_ids(
+    world: World, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.gives_ids = False
     asked = requests(3)
     found = dict(answered(engine(world), target, asked))
     assert found[2] == world.answer(json.dumps(list(asked[2].messages)))
     assert world.bodies[0]["messages"][0]["role"] == "user" and "prompt" not in world.bodies[0]
+    assert "chat_template_kwargs" not in world.bodies[0]
+    world.bodies.clear()
+    monkeypatch.setattr(target.tokenizer, BOUND, {"enable_thinking": False}, raising=False)
+    list(answered(engine(world), target, asked))
+    assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in world.bodies)
     with pytest.raises(UserError, match="only answers can be asked for in words"):
         answered(engine(world), target, [asked[0]._replace(messages=())])
 
