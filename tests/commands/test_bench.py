@@ -62,6 +62,13 @@ def test_running_servers(bench, world, prompts, tmp_path):
     assert "1 of 8" in said and not (tmp_path / "out/vllm.yaml").exists()
     assert bench(f"url={head.url}", prompts, "concurrency=[2]", "max_prompts_per_category=1")[0] == 0
     assert len(json.loads((tmp_path / "out/bench.json").read_text())["contenders"]) == 1
+    assert not any("chat_template_kwargs" in asked for asked in head.asked)
+    head.asked.clear()
+    options = ["target.chat_template_options={enable_thinking: false}"]
+    assert bench(f"url={head.url}", prompts, "concurrency=[2]", *options)[0] == 0
+    assert all(asked["chat_template_kwargs"] == {"enable_thinking": False} for asked in head.asked)
+    status, _, errors = bench(f"url={head.url}", prompts, "target.chat_template_options=[thinking]")
+    assert status != 0 and "expected names and values" in errors
 
 
 @pytest.mark.parametrize(
