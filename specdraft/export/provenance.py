@@ -15,7 +15,9 @@ from specdraft.targets import Target
 
 TARGET = "target.json"
 _NAMED = ("name", "config_hash", "weights_hash")
-_KNOWN = ("quantization", "chat_template_hash")  # of what the checkpoint says of the target beside its identity
+_OPTIONS = "chat_template_options"
+# Of what the checkpoint says of the target beside its identity.
+_KNOWN = ("quantization", "chat_template_hash", _OPTIONS)
 
 
 def provenance(trained: Mapping[str, Any]) -> str:
@@ -31,11 +33,12 @@ def read_provenance(directory: str | Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     said = read_json(member(Path(directory), TARGET))
-    optional = ("revision", *_KNOWN)
+    optional = ("revision", *(key for key in _KNOWN if key != _OPTIONS))
     if (
         not isinstance(said, dict)
         or not all(isinstance(said.get(key), str) for key in _NAMED)
         or not all(isinstance(said.get(key), str | None) for key in optional)
+        or not isinstance(said.get(_OPTIONS), dict | None)
     ):
         wanted = f"the texts {', '.join(_NAMED)} as export wrote them"
         raise UserError(f"{path} does not say whose drafter this is: expected {wanted}; restore or remove it")

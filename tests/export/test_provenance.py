@@ -20,7 +20,8 @@ def test_every_engine_gets_the_identity_and_none_reads_it(make_checkpoint, ident
     _, checkpoint = make_checkpoint()
     directory = export(checkpoint, engine())
     assert read_provenance(directory)["target"] == identity
-    assert check_provenance(directory, target)["extra"]["target"] == {"quantization": "none"}
+    known = {"quantization": "none", "chat_template_options": {}}
+    assert check_provenance(directory, target)["extra"]["target"] == known
     assert not {"target", "weights_hash"} & json.loads((directory / "config.json").read_text()).keys()
     assert export(checkpoint, engine()) == directory  # an earlier export is replaced
 
@@ -44,7 +45,28 @@ def test_other_weights_are_refused(make_checkpoint, target):
     assert check_provenance(directory, other) == {}  # a head of others says nothing
 
 
-@pytest.mark.parametrize("said", ["[]", "{}", '{"name": 1, "config_hash": "", "weights_hash": ""}'])
+def test_how_prompts_are_rendered_goes_along(make_checkpoint, tmp_path):
+    _, checkpoint = make_checkpoint()
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["extra"]["target"] |= {"chat_template_options": {"enable_thinking": False}, "chat_template_hash": "abc"}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    said = read_provenance(export(checkpoint, VLLM()))["extra"]["target"]
+    assert said["chat_template_options"] == {"enable_thinking": False} and said["chat_template_hash"] == "abc"
+
+
+WHOLE = '"name": "a", "config_hash": "b", "weights_hash": "c"'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[]",
+        "{}",
+        '{"name": 1, "config_hash": "", "weights_hash": ""}',
+        f'{{{WHOLE}, "chat_template_hash": 1}}',
+        f'{{{WHOLE}, "chat_template_options": []}}',
+    ],
+)
 def test_a_damaged_file(tmp_path, said):
     (tmp_path / "target.json").write_text(said)
     with pytest.raises(UserError, match="does not say whose drafter this is"):
