@@ -160,6 +160,7 @@ def test_trains_measures_and_exports(train, arguments, tmp_path, monkeypatch):
         "architecture": "LlamaForCausalLM",
         "dtype": "float32",
         "quantization": "none",
+        "chat_template_options": {},
         "num_hidden_layers": 6,
         "vocab_size": 320,
         "max_position_embeddings": 256,
