@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import open_dict
 from safetensors.torch import save_file
 
 import specdraft
@@ -149,6 +148,8 @@ def complete_target(settings: Any, config: Mapping[str, Any]) -> None:
 def complete_options(settings: Any, config: Mapping[str, Any]) -> None:
     """Of these the options of the chat template alone."""
     if settings.get("chat_template_options") is None and (recorded := recorded_options(config)):
+        from omegaconf import open_dict  # vLLM's environment, which imports this module, has none
+
         with open_dict(settings):
             settings.chat_template_options = recorded
 

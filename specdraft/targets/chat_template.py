@@ -4,10 +4,9 @@ loaded, so that whoever renders a conversation renders it with them, and whoever
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 from specdraft.errors import UserError
@@ -32,8 +31,7 @@ def options_of(tokenizer: Any) -> dict[str, Any]:
 def checked_options(options: Any, name: str = "target.chat_template_options") -> dict[str, Any]:
     """Options as plain values; None has none. Raises UserError for what is no mapping of names to JSON's values, and
     for what rendering sets itself, as ``tools``."""
-    plain = OmegaConf.to_container(options, resolve=True) if isinstance(options, DictConfig) else options
-    plain = {} if plain is None else plain
+    plain = {} if options is None else _plain(options)
     if not isinstance(plain, Mapping) or not all(isinstance(key, str) and key.isidentifier() for key in plain):
         raise UserError(f"{name} is {plain!r}: expected names and values, as in {_EXAMPLE}")
     try:
@@ -44,6 +42,13 @@ def checked_options(options: Any, name: str = "target.chat_template_options") ->
     if taken := sorted(_OURS & plain.keys()):
         raise UserError(f"{name} sets {taken[0]}, which every rendering sets itself: expected it left out")
     return dict(plain)
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and lists of whatever kind, as OmegaConf's, as Python's own. vLLM's environment has no OmegaConf."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def bind_options(tokenizer: Any, options: Any) -> None:

@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,3 +81,12 @@ def test_a_draft_of_another_vocabulary(target, tmp_path):
     checkpoint = str(save_drafter(DraftModel.for_target(target), tmp_path / "drafter", target.identity))
     with pytest.raises(UserError, match="a vocabulary of 64 tokens and the target one of 65"):
         loaded(ProposerSettings(checkpoint=checkpoint), vocab_size=65)
+
+
+@pytest.mark.parametrize("module", ["specdraft.serving.vllm", "specdraft.drafters.suffix", "specdraft.drafters.hybrid"])
+def test_it_needs_nothing_that_vllms_environment_lacks(module):
+    lacking = ("hydra", "omegaconf", "lightning", "deepspeed", "peft", "wandb")
+    blocked = "".join(f"sys.modules[{name!r}] = None; " for name in lacking)
+    command = [sys.executable, "-c", f"import sys; {blocked}import {module}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
