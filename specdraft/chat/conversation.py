@@ -41,9 +41,10 @@ def check_settings(settings: EvaluationSettings, plain_every: int) -> None:
     if len(settings.temperatures) != 1:
         given = f"decoding.temperature is {list(settings.temperatures)}"
         raise UserError(f"{given}: expected one number, as an answer is decoded at one temperature")
-    if settings.num_draft_tokens == AUTO:
-        said = "decoding.num_draft_tokens is auto, for which an evaluation measures"
-        raise UserError(f"{said}: expected a number, such as the one that specdraft evaluate finds")
+    if settings.search is not None:
+        said = "decoding.num_draft_tokens" if settings.num_draft_tokens == AUTO else "decoding/shape"
+        wanted = "what specdraft evaluate finds with it (found_drafts in evaluation.json)"
+        raise UserError(f"{said} is auto, for which an evaluation measures: expected {wanted}")
     if not isinstance(plain_every, int) or plain_every < 0:
         raise UserError(f"plain_every is {plain_every}: expected 0 (not measured) or a positive number of rounds")
 

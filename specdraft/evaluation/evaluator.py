@@ -71,10 +71,10 @@ def evaluate(
     for each in drafters.values():
         each.eval()
     recorded = {
-        "num_draft_tokens": AUTO if settings.num_draft_tokens == AUTO else shape.depth,
+        "num_draft_tokens": AUTO if settings.search else shape.depth,
         **{name: getattr(settings, name) for name in ("top_k", "top_p", "max_new_tokens", "seed")},
         "temperatures": list(settings.temperatures),
-        "draft_tree": "chains, as long as pays" if settings.num_draft_tokens == AUTO else str(shape),
+        "draft_tree": str(settings.search or shape),
         "rule": describe(settings.rule),
         "grammar": settings.grammar,
         "mask_drafts": settings.mask_drafts if settings.grammar else None,
@@ -108,8 +108,8 @@ def evaluate(
         bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))
         for temperature in settings.temperatures:
             ways = list(ways_of(drafters, shape, draftings if temperature else (GREEDY,)))
-            if settings.num_draft_tokens == AUTO:
-                ways = [replace(way, shape=pilot.chain_that_pays(way, temperature)) for way in ways]
+            if settings.search is not None:
+                ways = [replace(way, shape=pilot.found(settings.search, way, temperature)) for way in ways]
             ways = [replace(way, shape=pilot.settled(way, temperature)) for way in ways]
             requests = evaluator.decode(ways, temperature, bar)
             baseline = [request.baseline.tokens for request in requests[ways[0]]]

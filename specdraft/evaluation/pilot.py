@@ -1,6 +1,6 @@
 """A few drafts before an evaluation, where something about its ways has to be measured first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from specdraft.decoding.pacing import Goodput, acceptance_rate, costs_of_tokens
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
 from specdraft.decoding.stopping import Learned, Recording, learn_weights
 from specdraft.evaluation.results import Request, summarize
+from specdraft.evaluation.search import Search
 from specdraft.evaluation.settings import EvaluationSettings
-from specdraft.evaluation.speedup.measure import costs, typical_text
+from specdraft.evaluation.speedup.measure import accuracies, costs, typical_text
 from specdraft.evaluation.speedup.model import CostModel, CostSettings
 from specdraft.evaluation.speedup.step_times import StepTimer
 from specdraft.evaluation.ways import Way
@@ -37,15 +38,38 @@ class Pilot:
     progress: bool
     recorded: dict[str, Any]
 
-    def chain_that_pays(self, way: Way, temperature: float) -> Shape:
-        """The chain of at most ``way.shape``'s length that promises most; the usual one where there are no parameters,
-        as drafting costs nothing then."""
-        best = StaticTree.chain(draft_tokens(AUTO))
+    def found(self, search: Search, way: Way, temperature: float) -> Shape:
+        """What promises most of all that is searched; ``way.shape`` is the longest chain of it. The usual chain where
+        there are no parameters, as drafting costs nothing then."""
+        sampled = isinstance(way.shape, StaticTree) and way.shape.sampled
+        best: Shape = StaticTree.chain(draft_tokens(AUTO), sampled)
         if way.drafter.draws and way.drafter.rates_hold:
-            model = self._model(way, temperature, self._requests(way, temperature))
-            most = None if model is None else model.best(1)
-            best = StaticTree.chain(1 if most is None else most.tokens)
-        return replace(best, sampled=isinstance(way.shape, StaticTree) and way.shape.sampled)
+            requests = self._requests(way, temperature)
+            trees = self._trees(search, way, temperature, requests)
+            model = self._model(way, temperature, requests, trees)
+            most = None if model is None else model.best(1, None)
+            chain = StaticTree.chain(1 if most is None else most.tokens, sampled)
+            best = next((tree for tree in trees if most is not None and str(tree) == most.draft), chain)
+        self.recorded.setdefault("found_drafts", {})[f"{way.name}, T={temperature:g}"] = str(best)
+        return best
+
+    def _trees(self, search: Search, way: Way, temperature: float, requests: Sequence[Request]) -> dict[Shape, float]:
+        """Those worth a try, by ``requests`` of the longest chain, each with its acceptance length: the same beginnings
+        are decoded with it."""
+        chains = self._model(way, temperature, requests) if search.num_nodes else None
+        best = None if chains is None else chains.best(1)
+        if best is None:
+            return {}
+        ranks = None
+        if isinstance(way.shape, StaticTree) and way.shape.sampled and temperature:
+            if self.settings.grammar is not None:  # ranks are of drafts without it
+                return {}
+            ranks = accuracies(way.drafter, self.target, requests, search.longest, search.top_k)
+        again = {
+            tree: self._requests(replace(way, shape=tree), temperature) for tree in search.trees(best.tokens, ranks)
+        }
+        counts = {tree: summarize(own, way.name, temperature, tree.depth).counts for tree, own in again.items()}
+        return {tree: each.acceptance_length for tree, each in counts.items()}
 
     def settled(self, way: Way, temperature: float) -> Shape:
         """``way.shape``; if it ends by a rule for which something has to be measured, with that."""
@@ -97,13 +121,19 @@ class Pilot:
         seconds = [each.whole for shape in (None, never) if (each := timer.typical().get((1, shape)))]
         return max(seconds[1] / seconds[0] - 1.0, 0.0) if len(seconds) == 2 else 0.0  # unless a text ended at once
 
-    def _model(self, way: Way, temperature: float, requests: list[Request]) -> CostModel | None:
-        """What chains of up to ``way.shape``'s length promise, and the times of the steps, by a pilot's ``requests``.
-        None if nothing was accepted."""
+    def _model(
+        self,
+        way: Way,
+        temperature: float,
+        requests: Sequence[Request],
+        trees: Mapping[Shape, float] | None = None,
+    ) -> CostModel | None:
+        """What chains of up to ``way.shape``'s length promise, by a pilot's ``requests``, and ``trees`` of which the
+        acceptance lengths are known; with the times of the steps. None if nothing was accepted."""
         settings = self.settings
         result = summarize(requests, way.name, temperature, way.shape.depth)
         sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
-        found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
+        found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost, trees)
         if found is None:
             return None
         found.timer.measure_for(_SECONDS, _PASSES)

@@ -14,6 +14,7 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, as_shape, draft_tokens
 from specdraft.entry import build
 from specdraft.errors import UserError
+from specdraft.evaluation.search import Search
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _AS_ENGINE = "engine"
 _CHAIN = "specdraft.decoding.shapes.StaticTree.chain"
-_LONGEST = 8  # drafted tokens that "auto" considers
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class EvaluationSettings:
     """How to decode; every temperature is measured on every prompt.
 
     ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
-    under test. ``num_draft_tokens`` "auto" is for every trained drafter and temperature the chain, of at most 8 tokens,
-    that a sample of the prompts and the times of its steps promise most of; trees, and chains that end where the draft
-    is unsure, are as deep as usual with it. ``rule`` verifies above temperature 0.
+    under test, a ``Search`` is for every trained drafter and temperature the draft that a sample of the prompts and the
+    times of its steps promise most of. ``num_draft_tokens`` "auto" searches chains of at most 8 tokens; trees, and
+    chains that end where the draft is unsure, are as deep as usual with it. ``rule`` verifies above temperature 0.
     ``drafting`` is how drafts are made there: "sampled" from the draft's distribution, "greedy" (its most likely
     tokens, verified as point masses), or "engine", as the engine does that the evaluation is for."""
 
     num_draft_tokens: int | str = 5
-    shape: "Shape | Callable[[Drafter, Target], Shape] | None" = None
+    shape: "Shape | Search | Callable[[Drafter, Target], Shape] | None" = None
     rule: Rule = rejection_sampling
     drafting: str = _AS_ENGINE
     temperatures: tuple[float, ...] = (0.0, 1.0)
@@ -95,9 +95,19 @@ class EvaluationSettings:
 
     def draft_shape(self, drafter: "Drafter", target: "Target") -> Shape:
         """The shape of every draft, measured if it has to be."""
+        if self.search is not None:
+            return as_shape(self.search.longest)
         if self.shape is None or isinstance(self.shape, Shape):
-            return self.shape or as_shape(draft_tokens(self.num_draft_tokens, _LONGEST))
+            return self.shape or as_shape(draft_tokens(self.num_draft_tokens))
+        assert not isinstance(self.shape, Search)
         return self.shape(drafter, target)
+
+    @property
+    def search(self) -> Search | None:
+        """What every drafter's shape is chosen among; None: it is known."""
+        if isinstance(self.shape, Search):
+            return self.shape
+        return Search() if self.num_draft_tokens == AUTO else None
 
     def draftings(self, engine: Engine | None) -> tuple[str, ...]:
         """How to draft above temperature 0: what the evaluation is about, then what an engine has beside it."""

@@ -11,6 +11,7 @@ from specdraft.decoding.trace import REJECTED, segments
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
+from specdraft.evaluation.search import Search
 from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
@@ -134,6 +135,7 @@ def test_without_a_chat_template_every_question_stands_alone(conversation, token
     [
         ({"temperatures": (0.0, 1.0)}, {}, "expected one number"),
         ({"num_draft_tokens": "auto"}, {}, "num_draft_tokens is auto"),
+        ({"shape": Search(num_nodes=[4])}, {}, "decoding/shape is auto, for which an evaluation measures"),
         ({}, {"plain_every": -1}, "plain_every is -1"),
     ],
 )

@@ -12,6 +12,7 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import CostSettings, evaluate
 from specdraft.evaluation.report.pages import table
+from specdraft.evaluation.search import Search
 from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
 from tests.evaluation.conftest import SETTINGS
 
@@ -46,6 +47,48 @@ def test_as_many_draft_tokens_as_pay(target, prompts, monkeypatch, cost, expecte
     assert evaluation.settings["num_draft_tokens"] == "auto"
     assert "chains, as long as pays" in table(evaluation)
     assert f"draft_model, K = {expected}: draft acceptance rate" in table(evaluation)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("dear", "kind"), [("nothing", "tree"), ("trees", "chain"), ("all", "chain of 1")])
+def test_a_chain_or_a_tree_whichever_pays_most(target, prompts, monkeypatch, temperature, dear, kind):
+    """Where nodes cost nothing a tree is accepted for longer; where they do, a chain is better."""
+
+    def cost(shape):
+        nodes, is_chain = (0, True) if shape is None else (shape.num_nodes, shape in chains)
+        share = {"nothing": 0.0, "trees": 0.0 if is_chain else 2.0, "all": 2.0}[dear]
+        return StepTime(0.0, 1.0 + share * nodes)
+
+    chains = {StaticTree.chain(k, sampled) for k in range(1, 9) for sampled in (False, True)}
+    monkeypatch.setattr(StepTimer, "typical", lambda timer: {(1, shape): cost(shape) for shape in timer.decoders})
+    monkeypatch.setattr(StepTimer, "measure_for", lambda timer, seconds, least: None)
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=3)  # of four, so that it is often wrong, and near
+    search = Search(num_nodes=[4, 16])
+    settings = replace(SETTINGS, shape=search, temperatures=(temperature,))
+    evaluation = evaluate(target, drafter, prompts, settings, {"prompt_lookup": PromptLookup()}, progress=False)
+    found = evaluation.settings["found_drafts"]
+    about = f"draft_model, T={temperature:g}"
+    assert kind in found[about]
+    assert found[f"prompt_lookup, T={temperature:g}"].startswith("chain of 5")
+    assert f"{about}: a few drafts promised most of a {found[about]}" in " ".join(table(evaluation).split())
+    assert "drafts: chains or trees, whichever pays most" in " ".join(table(evaluation).split())
+    assert evaluation.settings["num_draft_tokens"] == "auto"
+    if kind == "tree":  # more nodes than levels, of the kind that is lossless with these drafts
+        assert found[about].startswith("static tree of 16" if temperature else "dynamic tree of 16")
+        result = evaluation.results[0]
+        assert result.nodes_per_round > result.counts.num_draft_tokens
+
+
+def test_no_tree_is_tried_for_sampled_drafts_under_a_grammar(target, prompts, monkeypatch):
+    """Its ranks would be of drafts without the grammar."""
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr("specdraft.evaluation.pilot.accuracies", lambda *_: pytest.fail("measured"))
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=4)
+    settings = replace(SETTINGS, shape=Search(num_nodes=[4]), temperatures=(1.0,), grammar="json", max_new_tokens=8)
+    evaluation = evaluate(target, drafter, prompts[:2], settings, {}, progress=False)
+    assert evaluation.settings["found_drafts"]["draft_model, T=1"].startswith("chain of ")
 
 
 def test_drafts_are_as_long_as_what_was_measured_says(target, prompts, monkeypatch):

@@ -1,6 +1,6 @@
 """Measure what the cost model needs for a drafter that has just been evaluated, and predict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,10 +59,12 @@ def costs(
     sampling: "Sampling",
     rule: "Rule",
     cost: CostSettings,
+    decoded: Mapping[Shape, float] | None = None,
 ) -> Costs | None:
     """What to predict from at the temperature of ``result``, decoded in this ``shape``; None if nothing was accepted.
     Chains are predicted up to the depth of ``shape``: at temperature 0 by replaying answers, which also gives the trees
-    of ``cost.tree_sizes``; above it, and under a grammar, from the rates of ``result``, if it drafted chains."""
+    of ``cost.tree_sizes``; above it, and under a grammar, from the rates of ``result``, if it drafted chains.
+    ``decoded``: other drafts whose acceptance lengths are known."""
     text = typical_text(requests)
     if not result.counts.accepted or len(text) >= target.max_length:
         return None
@@ -70,11 +72,12 @@ def costs(
     rates = [rate for rate in result.counts.conditional_acceptance_rate if rate == rate]
     chains = [chain_acceptance_length(rates[:k]) for k in range(1, len(rates) + 1)] if own_chain else []
     others: dict[Shape, float] = {} if own_chain else {shape: result.counts.acceptance_length}
+    others.update(decoded or {})
     if sampling.greedy and sampling.grammar is None:  # replaying drafts without a mask
         ranks = draft_ranks(drafter, target, _answers(requests), shape.depth, _TOP)
-        accuracies = rank_accuracies(ranks, shape.depth, _TOP)
-        trees = [tree_from_accuracies(accuracies, size) for size in cost.tree_sizes]
-        lengths = range(1, len(accuracies) + 1)
+        right = rank_accuracies(ranks, shape.depth, _TOP)
+        trees = [tree_from_accuracies(right, size) for size in cost.tree_sizes]
+        lengths = range(1, len(right) + 1)
         replayed = [replayed_acceptance_length(ranks, StaticTree.chain(k)) for k in lengths]
         # The sample of answers may be easier or harder than all of them.
         scale = chains[-1] / replayed[-1] if len(chains) == len(replayed) else 1.0
@@ -91,6 +94,13 @@ def typical_text(requests: Sequence[Request]) -> list[int]:
     longest = max(requests, key=lambda request: len(request.baseline.tokens))
     answer = longest.baseline.tokens
     return [*longest.prompt_ids, *answer[: len(answer) // 2]]
+
+
+def accuracies(
+    drafter: "Drafter", target: "Target", requests: Sequence[Request], depth: int, top: int
+) -> list[list[float]]:
+    """How often each rank of each level is right on the answers of ``requests``, as ``rank_accuracies`` says."""
+    return rank_accuracies(draft_ranks(drafter, target, _answers(requests), depth, top), depth, top)
 
 
 def _answers(requests: Sequence[Request]) -> list[Answer]:

@@ -74,9 +74,9 @@ class CostModel:
     target_step_seconds: dict[int, float]
     predictions: list[Prediction]
 
-    def best(self, batch_size: int, kind: str = "chain") -> Prediction | None:
-        """The fastest draft of this kind; None if none was considered."""
-        chosen = [each for each in self.predictions if (each.batch_size, each.kind) == (batch_size, kind)]
+    def best(self, batch_size: int, kind: str | None = "chain") -> Prediction | None:
+        """The fastest draft of this kind, or of all; None if none was considered."""
+        chosen = [each for each in self.predictions if each.batch_size == batch_size and kind in (each.kind, None)]
         return max(chosen, key=lambda each: each.speedup, default=None)
 
     def loses_from(self, kind: str = "chain") -> int | None:
