@@ -29,10 +29,12 @@ class Search:
                 raise UserError(f"decoding.shape.{name} is {given}: expected {wanted}")
         object.__setattr__(self, "num_nodes", tuple(sorted(set(self.num_nodes))))
 
-    def trees(self, depth: int, accuracies: Sequence[Sequence[float]] | None) -> list[Shape]:
-        """Of ``depth`` levels, that of the best chain, as trees gain by width; they hold the most likely tokens. With
-        ``accuracies`` (``[level][rank]``) for sampled drafts, whose trees must not depend on what was drawn."""
+    def trees(self, best: int, accuracies: Sequence[Sequence[float]] | None) -> list[Shape]:
+        """Where a chain of ``best`` tokens is the best one: trees of the most likely tokens, a level deeper, as each of
+        their levels is right more often than a chain's. With ``accuracies`` (``[level][rank]``) for sampled drafts,
+        whose trees must not depend on what was drawn."""
         if accuracies is None:
+            depth = min(best + 1, self.longest)
             return [DynamicTree(depth, min(self.top_k, size), size) for size in self.num_nodes]
         trees = [replace(tree_from_accuracies(accuracies, size), sampled=True) for size in self.num_nodes]
         return [tree for tree in dict.fromkeys(trees) if not tree.is_chain]

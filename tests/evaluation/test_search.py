@@ -11,7 +11,8 @@ RIGHT = [[0.6, 0.2, 0.1], [0.5, 0.2, 0.1], [0.4, 0.1, 0.1]]
 
 def test_trees_of_the_most_likely_tokens_grow_where_the_draft_is_sure():
     search = Search(num_nodes=[16, 4, 16])
-    assert search.trees(3, None) == [DynamicTree(3, 4, 4), DynamicTree(3, 8, 16)]
+    assert search.trees(3, None) == [DynamicTree(4, 4, 4), DynamicTree(4, 8, 16)]
+    assert search.trees(8, None) == [DynamicTree(8, 4, 4), DynamicTree(8, 8, 16)]
     assert Search().trees(3, None) == []
 
 
