@@ -31,6 +31,8 @@ class System:
         self.target = target
         self.shape: Shape = StaticTree.chain(num_draft_tokens)
         self.prompts = prompts  # of which a shape may try a few first
+        spec, _, rule = spec.partition("%")
+        self.rule = instantiate(OmegaConf.load(REPOSITORY / "conf/decoding/rule" / f"{rule or 'exact'}.yaml"))
         spec, _, shape = spec.partition("@")
         if shape:
             name, changed = _with_settings(shape)
@@ -61,7 +63,7 @@ class System:
         shape = self.drafted(temperature)
         if self.drafter is not None:
             self.drafter.forget()
-        return Decoder(self.target, self.drafter, shape, Sampling(temperature))
+        return Decoder(self.target, self.drafter, shape, Sampling(temperature), self.rule)
 
     @cache  # noqa: B019  # a system lives as long as the run
     def drafted(self, temperature: float) -> Shape:

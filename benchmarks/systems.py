@@ -7,8 +7,8 @@ A system is a label and what it stands for: a checkpoint or a drafter of conf/dr
 in ``early_exit(skip_layers=8)``. ``A+B`` looks up with B, else drafts with A; ``A&B`` is their ensemble; ``A<B`` a
 cascade in which B drafts for A. ``@SHAPE`` at the end is a shape of conf/decoding/shape instead of a chain, with
 settings as well; what its rule has to measure or to learn is found as in an evaluation, by beginnings of a few answers,
-one after the other. With ``--tuned`` all of them, and plain decoding, are of the model that the checkpoint has made of
-the target, and the tables say so.
+one after the other. ``%RULE`` behind all that is a rule of conf/decoding/rule. With ``--tuned`` all of them, and plain
+decoding, are of the model that the checkpoint has made of the target, and the tables say so.
 
 One request is decoded at a time, or ``--side-by-side`` so many, and up to ``--turns`` of a conversation; every system
 continues its own answers. Systems take turns on every prompt, or on every few batches of them, so that a neighbor that
