@@ -41,6 +41,10 @@ def check_settings(settings: EvaluationSettings, plain_every: int) -> None:
     if len(settings.temperatures) != 1:
         given = f"decoding.temperature is {list(settings.temperatures)}"
         raise UserError(f"{given}: expected one number, as an answer is decoded at one temperature")
+    if settings.batch_size != 1:
+        raise UserError(
+            f"decoding.batch_size is {settings.batch_size}: expected 1, as a chat has one request at a time"
+        )
     if settings.search is not None:
         said = "decoding.num_draft_tokens" if settings.num_draft_tokens == AUTO else "decoding/shape"
         wanted = "what specdraft evaluate finds with it (found_drafts in evaluation.json)"

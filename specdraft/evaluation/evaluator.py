@@ -26,6 +26,7 @@ from specdraft.evaluation.speedup.measure import costs
 from specdraft.evaluation.speedup.model import CostSettings
 from specdraft.evaluation.speedup.roofline import measure_roofline
 from specdraft.evaluation.tuning import Answers, tuned_target
+from specdraft.evaluation.turns import side_by_side
 from specdraft.evaluation.ways import Way, ways_of
 from specdraft.export.engine import GREEDY, Engine
 from specdraft.redaction import redact
@@ -72,7 +73,7 @@ def evaluate(
         each.eval()
     recorded = {
         "num_draft_tokens": AUTO if settings.search else shape.depth,
-        **{name: getattr(settings, name) for name in ("top_k", "top_p", "max_new_tokens", "seed")},
+        **{name: getattr(settings, name) for name in ("top_k", "top_p", "max_new_tokens", "batch_size", "seed")},
         "temperatures": list(settings.temperatures),
         "draft_tree": str(settings.search or shape),
         "rule": describe(settings.rule),
@@ -119,7 +120,7 @@ def evaluate(
     for name, each in drafters.items():
         models = [model for model in evaluation.cost_models if model.drafter == name]
         own = [result for result in evaluation.results if result.drafter == name]
-        if models and (advice := advise(models, each.family, draftings[0], engine, own)):
+        if models and (advice := advise(models, each.family, draftings[0], engine, own, settings.batch_size)):
             evaluation.advice.append(advice)
     return evaluation
 
@@ -155,6 +156,7 @@ class _Evaluator:
         """The cost model at the temperature of ``result``, and what was measured of the drafts that it predicts."""
         temperature, settings = result.temperature, self.settings
         sampling = settings.sampling(temperature)
+        cost = replace(cost, batch_sizes=(*cost.batch_sizes, settings.batch_size))
         found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost)
         if found is None:
             return
@@ -176,6 +178,7 @@ class _Evaluator:
                 "temperature": temperature,
                 "draft": str(shape),
                 "tokens": shape.num_nodes,
+                "batch_size": settings.batch_size,
                 "acceptance_length": each.acceptance_length.value,
                 "speedup": each.decoding_speedup,
             }
@@ -212,26 +215,25 @@ class _Evaluator:
             way.drafter.forget()
         requests: dict[Way, list[Request]] = {way: [] for way in ways}
         recorded = categories_first(self.prompts)[: settings.samples]
-        turns = [(index, turn) for index, each in enumerate(self.prompts) for turn in range(1 + len(each.follow_ups))]
-        for number, (index, turn) in enumerate(turns):
-            prompt = self.prompts[index]
-            if turn == 0:
-                messages = list(prompt.opening)
-            ids = encode(target.tokenizer, messages)
+        for number, asked in enumerate(side_by_side(self.prompts, settings.batch_size)):
+            texts = [encode(target.tokenizer, each.messages) for each in asked]
+            seeds = [settings.seed + each.number for each in asked]
             for way in ways:
-                decoders[way].trace = turn == 0 and index in recorded
+                decoders[way].trace = any(each.turn == 0 and each.prompt in recorded for each in asked)
             first = number % len(decoders)
             order = [*decoders][first:] + [*decoders][:first]
-            seed = settings.seed + number
-            generations = {way: decoders[way].generate(ids, settings.max_new_tokens, seed) for way in order}
-            baseline = generations[None]
-            for way in ways:
-                drafts = generations[way]
-                differs = first_difference(target, ids, baseline.tokens, drafts.tokens) if sampling.greedy else None
-                requests[way].append(Request(index, prompt.category, baseline, drafts, ids, differs))
-            if turn < len(prompt.follow_ups):
-                answer = {"role": "assistant", "content": answer_in_words(target.tokenizer, baseline.tokens)}
-                messages += [answer, {"role": "user", "content": prompt.follow_ups[turn]}]
+            answers = {
+                way: decoders[way].generate_batch(texts, settings.max_new_tokens, len(asked), seeds) for way in order
+            }
+            for place, (each, ids) in enumerate(zip(asked, texts, strict=True)):
+                baseline, category = answers[None][place], self.prompts[each.prompt].category
+                for way in ways:
+                    drafts = answers[way][place]
+                    if each.turn or each.prompt not in recorded:
+                        drafts.trace = None  # beside one that is recorded
+                    differs = first_difference(target, ids, baseline.tokens, drafts.tokens) if sampling.greedy else None
+                    requests[way].append(Request(each.prompt, category, baseline, drafts, ids, differs))
+                each.answered(answer_in_words(target.tokenizer, baseline.tokens))
             after_each()
-            bar.update()
+            bar.update(len(asked))
         return requests

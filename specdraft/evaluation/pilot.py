@@ -47,7 +47,7 @@ class Pilot:
             requests = self._requests(way, temperature)
             trees = self._trees(search, way, temperature, requests)
             model = self._model(way, temperature, requests, trees)
-            most = None if model is None else model.best(1, None)
+            most = None if model is None else model.best(self.settings.batch_size, None)
             chain = StaticTree.chain(1 if most is None else most.tokens, sampled)
             best = next((tree for tree in trees if most is not None and str(tree) == most.draft), chain)
         self.recorded.setdefault("found_drafts", {})[f"{way.name}, T={temperature:g}"] = str(best)
@@ -57,7 +57,7 @@ class Pilot:
         """Those worth a try, by ``requests`` of the longest chain, each with its acceptance length: the same beginnings
         are decoded with it."""
         chains = self._model(way, temperature, requests) if search.num_nodes else None
-        best = None if chains is None else chains.best(1)
+        best = None if chains is None else chains.best(self.settings.batch_size)
         if best is None:
             return {}
         ranks = None
@@ -105,20 +105,24 @@ class Pilot:
         model = self._model(way, temperature, requests)
         if model is None:
             return replace(stop, costs=(1.0, 1.0), expected=0.0)
-        chains = [each for each in model.predictions if (each.batch_size, each.kind) == (1, "chain")]
-        rounds = {each.tokens: each.draft_seconds + each.verify_seconds for each in chains}
+        rounds: dict[int, dict[int, float]] = {}
+        for each in model.predictions:
+            if each.kind == "chain":
+                rounds.setdefault(each.batch_size, {})[each.tokens] = each.draft_seconds + each.verify_seconds
+        curves = {size: costs_of_tokens(model.target_step_seconds[size], own) for size, own in rounds.items()}
         judged = (round for each in requests for round in zip(each.drafted.drafted, each.drafted.accepted, strict=True))
-        costs = costs_of_tokens(model.target_step_seconds[1], rounds)
         idle = self._idle(way, temperature, typical_text(requests))
+        costs = curves if self.settings.batch_size > 1 else curves[1]
         return replace(stop, costs=costs, expected=acceptance_rate(judged), idle=idle)
 
     def _idle(self, way: Way, temperature: float, text: list[int]) -> float:
         """What a round without a draft takes, in plain steps, beyond one."""
         settings, never = self.settings, StaticTree.chain(1, stop=Goodput((1.0,), expected=0.0))
+        size = settings.batch_size
         sampling = settings.sampling(temperature)
-        timer = StepTimer(self.target, way.drafter, text, [never], (1,), sampling, settings.rule)
+        timer = StepTimer(self.target, way.drafter, text, [never], (size,), sampling, settings.rule)
         timer.measure_for(_SECONDS / 2, _PASSES)
-        seconds = [each.whole for shape in (None, never) if (each := timer.typical().get((1, shape)))]
+        seconds = [each.whole for shape in (None, never) if (each := timer.typical().get((size, shape)))]
         return max(seconds[1] / seconds[0] - 1.0, 0.0) if len(seconds) == 2 else 0.0  # unless a text ended at once
 
     def _model(
@@ -132,7 +136,7 @@ class Pilot:
         acceptance lengths are known; with the times of the steps. None if nothing was accepted."""
         settings = self.settings
         result = summarize(requests, way.name, temperature, way.shape.depth)
-        sampling, cost = settings.sampling(temperature), CostSettings((1,), ())
+        sampling, cost = settings.sampling(temperature), CostSettings((settings.batch_size,), ())
         found = costs(self.target, way.drafter, result, requests, way.shape, sampling, settings.rule, cost, trees)
         if found is None:
             return None
@@ -145,12 +149,14 @@ class Pilot:
         target, settings = self.target, self.settings
         decoder = Decoder(target, way.drafter, way.shape, settings.sampling(temperature), settings.rule)
         way.drafter.forget()
-        requests = []
         chosen = categories_first(self.prompts)[:_PROMPTS]
+        texts = [encode(target.tokenizer, self.prompts[index].opening) for index in chosen]
+        tokens, seeds = min(_TOKENS, settings.max_new_tokens), [settings.seed + index for index in chosen]
         about = f"a few drafts of {way.name}"
-        for index in tqdm(chosen, about, unit="request", leave=False, disable=not self.progress):
-            prompt = self.prompts[index]
-            ids = encode(target.tokenizer, prompt.opening)
-            drafted = decoder.generate(ids, min(_TOKENS, settings.max_new_tokens), settings.seed + index)
-            requests.append(Request(index, prompt.category, drafted, drafted, ids, None))
-        return requests
+        stream = decoder.stream(texts, tokens, seeds, settings.batch_size)
+        shown = tqdm(stream, about, len(texts), unit="request", leave=False, disable=not self.progress)
+        found = [
+            Request(chosen[place], self.prompts[chosen[place]].category, drafted, drafted, texts[place])
+            for place, drafted in shown
+        ]
+        return sorted(found, key=lambda request: chosen.index(request.prompt))

@@ -34,7 +34,8 @@ class EvaluationSettings:
     times of its steps promise most of. ``num_draft_tokens`` "auto" searches chains of at most 8 tokens; trees, and
     chains that end where the draft is unsure, are as deep as usual with it. ``rule`` verifies above temperature 0.
     ``drafting`` is how drafts are made there: "sampled" from the draft's distribution, "greedy" (its most likely
-    tokens, verified as point masses), or "engine", as the engine does that the evaluation is for."""
+    tokens, verified as point masses), or "engine", as the engine does that the evaluation is for. ``batch_size``:
+    requests that are decoded side by side."""
 
     num_draft_tokens: int | str = 5
     shape: "Shape | Search | Callable[[Drafter, Target], Shape] | None" = None
@@ -46,6 +47,7 @@ class EvaluationSettings:
     grammar: str | None = None  # what answers follow: "json", or the path of a file (decoding/grammar.py)
     mask_drafts: bool = True  # whether drafts follow it, too; an engine's do not
     max_new_tokens: int = 128
+    batch_size: int = 1
     seed: int = 0
     compile: bool | str = "auto"  # the passes; auto: on CUDA
     samples: int = 3  # prompts whose answers are recorded round by round, for the report
@@ -73,6 +75,7 @@ class EvaluationSettings:
         for name, least, why in (
             ("num_draft_tokens", 1, "drafted token a round"),
             ("max_new_tokens", 2, "new tokens, as the first of an answer is never drafted"),
+            ("batch_size", 1, "request decoded at a time"),
         ):
             value = getattr(self, name)
             if name == "num_draft_tokens" and value == AUTO:

@@ -11,7 +11,7 @@ from specdraft.decoding.stopping import Learned
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import CostSettings, evaluate
-from specdraft.evaluation.report.pages import table
+from specdraft.evaluation.report.pages import html, table
 from specdraft.evaluation.search import Search
 from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
 from tests.evaluation.conftest import SETTINGS
@@ -66,7 +66,7 @@ def test_a_chain_or_a_tree_whichever_pays_most(target, prompts, monkeypatch, tem
     drafter = DraftModel.for_target(target, copy_layers=3)  # of four, so that it is often wrong, and near
     search = Search(num_nodes=[4, 16])
     settings = replace(SETTINGS, shape=search, temperatures=(temperature,))
-    evaluation = evaluate(target, drafter, prompts, settings, {"prompt_lookup": PromptLookup()}, progress=False)
+    evaluation = evaluate(target, drafter, prompts[:3], settings, {"prompt_lookup": PromptLookup()}, progress=False)
     found = evaluation.settings["found_drafts"]
     about = f"draft_model, T={temperature:g}"
     assert kind in found[about]
@@ -136,3 +136,33 @@ def test_drafts_under_a_grammar_are_not_replayed_without_it(target, prompts, mon
     evaluation = evaluate(target, drafter, prompts[:2], settings, {}, progress=False, cost=cost)
     lengths = [each.acceptance_length for each in evaluation.cost_models[0].predictions]
     assert lengths[-1] == pytest.approx(evaluation.results[0].counts.acceptance_length) and len(lengths) == 3
+
+
+@pytest.mark.parametrize("shape", [StaticTree.chain(3), StaticTree.chain(3, stop=Goodput())])
+def test_requests_side_by_side_are_answered_as_each_alone(target, prompts, monkeypatch, shape):
+    """The same tokens, draws and counts, and the figures say of how many requests they are."""
+    monkeypatch.setattr("specdraft.evaluation.pilot._SECONDS", 0.1)
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=3)
+    settings = replace(SETTINGS, shape=shape, max_new_tokens=12, drafting="sampled")
+    cost = CostSettings(batch_sizes=(1, 2), seconds=0.1)
+    alone, together = (
+        evaluate(target, drafter, prompts, replace(settings, batch_size=size), progress=False, cost=cost)
+        for size in (1, 3)
+    )
+    for one, many in zip(alone.results, together.results, strict=True):
+        assert (one.requests, one.tokens) == (many.requests, many.tokens)
+        assert many.lossless in (True, None)
+        if shape.stop is None:
+            assert one.counts == many.counts
+    assert [each["segments"] for each in alone.samples] == [each["segments"] for each in together.samples] or shape.stop
+    assert together.settings["batch_size"] == 3
+    assert "3 requests side by side (tokens/s are of each)" in " ".join(table(together).split())
+    assert "requests side by side (tokens/s" not in table(alone)
+    if shape.stop is None:
+        assert {each.batch_size for each in together.cost_models[0].predictions} == {1, 2, 3}
+        assert {each["batch_size"] for each in together.checks} == {3}
+        assert together.advice[0].batch_size == 3 and "3 requests side by side" in together.advice[0].sentence
+        assert "By length of the chain, 3 requests side by side" in html(together.to_dict())
+    else:  # what drafts cost of one request, and of three
+        assert all([*costs] == [1, 3] for costs in together.settings["draft_costs"].values())

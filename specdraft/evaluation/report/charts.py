@@ -24,10 +24,14 @@ def all_charts(evaluation: Record) -> Iterator[Chart]:
 def cost_charts(evaluation: Record) -> Iterator[Chart]:
     """Speedup by K, by size of the tree, and by batch size: as modeled, and where it was measured."""
     models = [(f"{each['drafter']}, temperature {each['temperature']:g}", each) for each in evaluation["cost_models"]]
+    batch_size = evaluation["settings"].get("batch_size", 1)  # evaluations that do not say had one
+    requests = "one request" if batch_size == 1 else f"{batch_size} requests side by side"
     for kind, size, label in (("chain", "length", "drafted tokens K"), ("tree", "size", "nodes of the tree")):
-        caption, series = f"By {size} of the {kind}, one request", []
+        caption, series = f"By {size} of the {kind}, {requests}", []
         for number, (name, model) in enumerate(models):
-            modeled = [each for each in model["predictions"] if each["batch_size"] == 1 and each["kind"] == kind]
+            modeled = [
+                each for each in model["predictions"] if each["batch_size"] == batch_size and each["kind"] == kind
+            ]
             drafts = [_draft(model | each) for each in modeled]
             measured = [each for each in evaluation["checks"] if _draft(each) in drafts]
             series.append(Series(name, _points(modeled, "tokens", "speedup"), number=number))

@@ -15,8 +15,9 @@ from specdraft.files import write_text
 if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
 
-_ALIKE = ["target", "benchmark", "prompts", "draft_tree", "rule", "grammar", "drafting"]
+_ALIKE = ["target", "benchmark", "prompts", "draft_tree", "batch_size", "rule", "grammar", "drafting"]
 _ALIKE += ["temperatures", "max_new_tokens", "dtype"]
+_BEFORE = {"batch_size": 1}  # of evaluations that do not say it
 _MADE_OF = ("quantization", "retrieval", "inner", "ensemble")  # what tells drafters of one checkpoint apart
 _GATHERED = ("results", "categories", "cost_models", "checks", "advice", "samples")
 
@@ -40,7 +41,7 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     with a drafter of its own."""
     first = evaluations[0]
     for key in _ALIKE:
-        expected, *others = (each["settings"].get(key) for each in evaluations)
+        expected, *others = (each["settings"].get(key, _BEFORE.get(key)) for each in evaluations)
         for found in others:
             if found != expected:
                 wrong = f"evaluations differ in {key} ({expected} and {found})"

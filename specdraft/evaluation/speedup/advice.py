@@ -15,7 +15,8 @@ from specdraft.export.vllm import VLLM
 @dataclass(frozen=True)
 class Advice:
     """For one drafter. num_speculative_tokens: of a chain, what every engine takes; None: better not to draft.
-    drafting: how drafts were made above temperature 0. expected: speedup of decoding at batch size 1 by temperature.
+    drafting: how drafts were made above temperature 0. batch_size: requests side by side that the advice is for.
+    expected: speedup of decoding there, by temperature.
     gains_up_to, loses_from: batch sizes that were tried. longest: whether longer drafts than were evaluated might do
     better still. vllm: the options of its command line, if it drafts so. undecided: by temperature, the measured
     speedup of the whole answers, where its interval holds 1: so few prompts do not tell whether drafting pays."""
@@ -29,13 +30,15 @@ class Advice:
     longest: bool
     vllm: str | None
     undecided: dict[str, str] = field(default_factory=dict)
+    batch_size: int = 1
 
     @property
     def sentence(self) -> str:
         """The advice in words."""
         how = {t: f" with {self.drafting} drafts" if float(t) else "" for t in self.expected}
         figures = [f"{gain:.2f} times as fast at temperature {t}{how[t]}" for t, gain in self.expected.items()]
-        expected = " and ".join(figures)
+        several = f", {self.batch_size} requests side by side" if self.batch_size > 1 else ""
+        expected = " and ".join(figures) + several
         if self.num_speculative_tokens is None:
             return f"Do not draft with {self.drafter} here: the best chain is expected to decode {expected}."
         k = self.num_speculative_tokens
@@ -62,12 +65,14 @@ def advise(
     drafting: str = SAMPLED,
     engine: Engine | None = None,
     results: Sequence[Result] = (),
+    batch_size: int = 1,
 ) -> Advice | None:
     """Advice from the models of one drafter, the first temperature deciding; None where no chain was predicted.
     family: which kind of drafter it is, whatever its name; drafting: of the models above temperature 0. vLLM's options
-    are given for what it serves, unless the advice is for another engine. results: what was measured of the drafter."""
+    are given for what it serves, unless the advice is for another engine. results: what was measured of the drafter.
+    batch_size: the requests side by side for which K is chosen."""
     first = models[0]
-    best = first.best(1)
+    best = first.best(batch_size)
     if best is None:
         return None
     k, gains = best.tokens, best.speedup > 1
@@ -75,7 +80,7 @@ def advise(
         f"{model.temperature:g}": each.speedup
         for model in models
         for each in model.predictions
-        if (each.batch_size, each.kind, each.tokens) == (1, "chain", k)
+        if (each.batch_size, each.kind, each.tokens) == (batch_size, "chain", k)
     }
     loses = first.loses_from()
     gaining = [size for size in first.target_step_seconds if loses is None or size < loses]
@@ -90,4 +95,4 @@ def advise(
         for low, high in [each.speedup.interval or (-math.inf, math.inf)]
         if low <= 1 <= high and math.isfinite(low) and not each.beside
     }
-    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, vllm, undecided)
+    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, vllm, undecided, batch_size)
