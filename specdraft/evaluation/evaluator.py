@@ -13,7 +13,7 @@ from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.rules import describe
-from specdraft.decoding.shapes import AUTO, StaticTree
+from specdraft.decoding.shapes import AUTO, Shape, StaticTree
 from specdraft.decoding.trace import segments
 from specdraft.drafters.quantization import ready_to_decode
 from specdraft.evaluation.evaluation import Evaluation
@@ -99,6 +99,7 @@ def evaluate(
     evaluation = Evaluation(redact(recorded), [], [], {}, measure_roofline(target))
     evaluator = _Evaluator(target, prompts, settings, progress, evaluation)
     pilot = Pilot(target, prompts, settings, progress, evaluation.settings)
+    decoded: dict[str, Shape] = {}  # at the first temperature
     total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with ExitStack() as stack:
         stack.enter_context(compiling(wanted(settings.compile, target.device)))
@@ -117,10 +118,12 @@ def evaluate(
             evaluation.distinct_4gram[temperature] = distinct_ngrams(baseline, 4)
             for way in ways:
                 evaluator.report(way, temperature, requests[way], cost)
+                decoded.setdefault(way.name, way.shape)
     for name, each in drafters.items():
         models = [model for model in evaluation.cost_models if model.drafter == name]
         own = [result for result in evaluation.results if result.drafter == name]
-        if models and (advice := advise(models, each.family, draftings[0], engine, own, settings.batch_size)):
+        about = (each.family, draftings[0], engine, own, settings.batch_size, decoded.get(name))
+        if models and (advice := advise(models, *about)):
             evaluation.advice.append(advice)
     return evaluation
 

@@ -57,9 +57,10 @@ class Engine:
         directory: str,
         num_draft_tokens: int,
         template_options: Mapping[str, Any] | None = None,
+        tree: Mapping[str, Any] | None = None,
     ) -> str:
         """Markdown for the model card: how this engine is started with the drafter in ``directory``, to render
-        conversations with ``template_options``."""
+        conversations with ``template_options``. tree: the options of a ``DynamicTree`` that pays more than chains."""
         values = {"target": target, "directory": directory, "num_draft_tokens": num_draft_tokens}
-        values |= {"template_options": template_options}
+        values |= {"template_options": template_options, "tree": tree}
         return render(f"export/templates/{self.name}.md.jinja", engine=self, layout=layout, **values)

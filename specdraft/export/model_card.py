@@ -59,6 +59,6 @@ def model_card(
         data=extra.get("data", {}),
         k=k,
         version=checkpoint.get("specdraft_version", "unknown"),
-        usage=engine.usage(layout, served, str(directory), k, options).rstrip(),
+        usage=engine.usage(layout, served, str(directory), k, options, advice.get("tree")).rstrip(),
         acceptance=acceptance,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from specdraft.decoding.shapes import DynamicTree, Shape
 from specdraft.evaluation.results import Result
 from specdraft.evaluation.speedup.model import CostModel
 from specdraft.export.engine import SAMPLED, Engine
@@ -19,7 +20,8 @@ class Advice:
     expected: speedup of decoding there, by temperature.
     gains_up_to, loses_from: batch sizes that were tried. longest: whether longer drafts than were evaluated might do
     better still. vllm: the options of its command line, if it drafts so. undecided: by temperature, the measured
-    speedup of the whole answers, where its interval holds 1: so few prompts do not tell whether drafting pays."""
+    speedup of the whole answers, where its interval holds 1: so few prompts do not tell whether drafting pays. tree:
+    the options of a dynamic tree that gains more than any chain, at the first temperature, and its ``speedup``."""
 
     drafter: str
     drafting: str
@@ -31,6 +33,7 @@ class Advice:
     vllm: str | None
     undecided: dict[str, str] = field(default_factory=dict)
     batch_size: int = 1
+    tree: dict[str, float] | None = None
 
     @property
     def sentence(self) -> str:
@@ -52,7 +55,12 @@ class Advice:
         unless = f" At temperature {losing} it loses: do not draft there." if losing else ""
         open_ = " and ".join(f"{measured} at temperature {t}" for t, measured in self.undecided.items())
         unsure = f" These prompts do not decide whether it pays: whole answers measured {open_}." if open_ else ""
-        return start + end + more + unless + unsure
+        tree = ""
+        if self.tree is not None:
+            depth, top_k, nodes, gain = self.tree.values()
+            shape = f"A tree of {nodes} nodes, {depth} levels of at most {top_k} each,"
+            tree = f" {shape} is expected to decode {gain:.2f} times as fast, where the engine verifies trees."
+        return start + end + more + tree + unless + unsure
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -66,11 +74,12 @@ def advise(
     engine: Engine | None = None,
     results: Sequence[Result] = (),
     batch_size: int = 1,
+    shape: Shape | None = None,
 ) -> Advice | None:
     """Advice from the models of one drafter, the first temperature deciding; None where no chain was predicted.
     family: which kind of drafter it is, whatever its name; drafting: of the models above temperature 0. vLLM's options
     are given for what it serves, unless the advice is for another engine. results: what was measured of the drafter.
-    batch_size: the requests side by side for which K is chosen."""
+    batch_size: the requests side by side for which K is chosen. shape: what was decoded at the first temperature."""
     first = models[0]
     best = first.best(batch_size)
     if best is None:
@@ -95,4 +104,11 @@ def advise(
         for low, high in [each.speedup.interval or (-math.inf, math.inf)]
         if low <= 1 <= high and math.isfinite(low) and not each.beside
     }
-    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, vllm, undecided, batch_size)
+    tree = None
+    if gains and isinstance(shape, DynamicTree):
+        same = [each for each in first.predictions if (each.batch_size, each.draft) == (batch_size, str(shape))]
+        gained = max((each.speedup for each in same), default=0.0)
+        tree = asdict(shape) | {"speedup": gained} if gained > best.speedup else None
+    return Advice(
+        first.drafter, drafting, served, expected, most, loses, longest == k, vllm, undecided, batch_size, tree
+    )

@@ -82,6 +82,24 @@ def test_advice_says_what_the_model_says(model):
     assert advise([model], "eagle3", "greedy", SGLang()).vllm is None
 
 
+def test_advice_names_a_tree_that_pays_more():
+    """Where it was decoded with, and gains more than the best chain."""
+    tree = DynamicTree(3, 2, 8)
+    times = {(1, None): StepTime(0.0, 1.0), (1, CHAINS[1]): StepTime(0.1, 1.0), (1, tree): StepTime(0.5, 1.0)}
+    better = predict("eagle3", 0.0, times, [1.5], {tree: 3.0})
+    advice = advise([better], "eagle3", "greedy", shape=tree)
+    assert advice.tree == {"depth": 3, "top_k": 2, "num_nodes": 8, "speedup": pytest.approx(2.0)}
+    assert advice.num_speculative_tokens == 1  # of a chain, which every engine takes
+    assert advice.sentence.endswith(
+        " A tree of 8 nodes, 3 levels of at most 2 each, is expected to decode 2.00 times as fast, where the engine "
+        "verifies trees."
+    )
+    worse = predict("eagle3", 0.0, times, [1.5], {tree: 2.0})
+    assert advise([worse], "eagle3", "greedy", shape=tree).tree is None
+    assert advise([better], "eagle3", "greedy", shape=CHAINS[1]).tree is None
+    assert advise([better], "eagle3", "greedy", shape=DynamicTree(4, 2, 8)).tree is None  # of which nothing is known
+
+
 def test_advice_names_what_the_prompts_leave_open(model):
     def measured(temperature, low, high, beside=False):
         interval = None if low is None else (low, high)
