@@ -124,7 +124,8 @@ def evaluate(
         own = [result for result in evaluation.results if result.drafter == name]
         about = (each.family, draftings[0], engine, own, settings.batch_size, decoded.get(name))
         if models and (advice := advise(models, *about)):
-            evaluation.advice.append(advice)
+            # What was searched for was compared with longer ones.
+            evaluation.advice.append(replace(advice, longest=advice.longest and settings.search is None))
     return evaluation
 
 

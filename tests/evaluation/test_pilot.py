@@ -166,3 +166,16 @@ def test_requests_side_by_side_are_answered_as_each_alone(target, prompts, monke
         assert "By length of the chain, 3 requests side by side" in html(together.to_dict())
     else:  # what drafts cost of one request, and of three
         assert all([*costs] == [1, 3] for costs in together.settings["draft_costs"].values())
+
+
+def test_what_was_searched_for_is_not_called_the_longest(target, prompts, monkeypatch):
+    """Longer ones were compared with it."""
+    monkeypatch.setattr("specdraft.evaluation.pilot._SECONDS", 0.1)
+    torch.manual_seed(0)
+    drafter = DraftModel.for_target(target, copy_layers=4)
+    cost = CostSettings((1,), (), seconds=0.1)
+    told = [
+        evaluate(target, drafter, prompts[:2], replace(settings, temperatures=(0.0,)), progress=False, cost=cost).advice
+        for settings in (replace(SETTINGS, num_draft_tokens="auto"), replace(SETTINGS, num_draft_tokens=1))
+    ]
+    assert [advice.longest for (advice,) in told] == [False, True]
