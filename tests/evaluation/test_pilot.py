@@ -72,6 +72,7 @@ def test_a_chain_or_a_tree_whichever_pays_most(target, prompts, monkeypatch, tem
     assert kind in found[about]
     assert found[f"prompt_lookup, T={temperature:g}"].startswith("chain of 5")
     assert f"{about}: a few drafts promised most of a {found[about]}" in " ".join(table(evaluation).split())
+    assert f"{about}: {found[about]}" in html(evaluation.to_dict())
     assert "drafts: chains or trees, whichever pays most" in " ".join(table(evaluation).split())
     assert evaluation.settings["num_draft_tokens"] == "auto"
     if kind == "tree":  # more nodes than levels, of the kind that is lossless with these drafts

@@ -188,9 +188,11 @@ def test_model_card(make_checkpoint, identity):
     (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation | {"advice": [advice]}))
     card = (export(checkpoint.parent, VLLM()) / "README.md").read_text()
     assert "Draft 2 tokens a round." in card and '"num_speculative_tokens": 2' in card and "cost model" in card
+    settings |= {"found_drafts": {"eagle3, T=0": "dynamic tree of 8"}, "batch_size": 4}
     advice |= {"tree": {"depth": 3, "top_k": 4, "num_nodes": 8, "speedup": 1.7}}
     (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation | {"advice": [advice]}))
     card = (export(checkpoint.parent, SGLang()) / "README.md").read_text()
+    assert "found by a few drafts (eagle3, T=0: dynamic tree of 8), 4 requests side by side, " in card
     assert "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3" in card
     assert "`--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 9` instead" in card
     (checkpoint.parent / "evaluation.json").write_text('{"results": 3}')
