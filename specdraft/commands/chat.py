@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from specdraft.entry import CONF, build, entry_point
@@ -18,6 +19,10 @@ def main(config: DictConfig) -> None:
     if config.checkpoint is None and config.target.name is None:
         said = "there is nothing to talk to"
         raise UserError(f"{said}: expected checkpoint=PATH of a drafter, which names its target, or target=NAME")
+    chosen = HydraConfig.get().runtime.choices.get("drafter")  # drafter=none is a choice, too
+    if config.checkpoint is not None and chosen is not None:
+        said = f"checkpoint= and drafter={chosen} both say what drafts"
+        raise UserError(f"{said}: expected one of them; target=NAME names a target without a checkpoint")
     # Imported here so that --help answers at once.
     from rich.console import Console
 
@@ -26,13 +31,15 @@ def main(config: DictConfig) -> None:
     from specdraft.chat.screen import Screen, write_svg
     from specdraft.drafters.base import Drafter
     from specdraft.drafters.checkpoint import check_target, complete_target, load_drafter, other_options
+    from specdraft.drafters.prompt_lookup import PromptLookup
     from specdraft.evaluation import EvaluationSettings
     from specdraft.evaluation.tuning import tuned_target
     from specdraft.files import make_directory
 
     if record is not None:
         make_directory(record.parent)
-    drafter, trained = (build(config.drafter), {}) if config.checkpoint is None else load_drafter(config.checkpoint)
+    untrained = PromptLookup() if chosen is None else build(config.drafter)
+    drafter, trained = (untrained, {}) if config.checkpoint is None else load_drafter(config.checkpoint)
     if not isinstance(drafter, Drafter | None):
         raise UserError("drafter=auto chooses by measuring: expected the name of what `evaluate.py drafter=auto` chose")
     if config.decoding.num_draft_tokens is None:

@@ -115,6 +115,8 @@ def test_what_was_answered_before_a_bad_question_is_recorded(chat, folder, tmp_p
         (["target.name=nowhere", "plain_every=-1"], "plain_every is -1"),
         (["target=tiny", "decoding.num_draft_tokens=0"], "decoding.num_draft_tokens is 0"),
         (["target=tiny", "drafter=auto"], "drafter=auto chooses by measuring"),
+        (["checkpoint=nowhere", "drafter=suffix"], "checkpoint= and drafter=suffix both say what drafts"),
+        (["checkpoint=nowhere", "drafter=none"], "checkpoint= and drafter=none both say what drafts"),
     ],
 )
 def test_bad_input(chat, settings, said):
