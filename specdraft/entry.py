@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,19 @@ UNREAD = 141  # and of a program whose output nobody reads any more, as with "| 
 
 def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
     """Like ``hydra.main`` for ``conf/name.yaml``; bad input prints ``error: ...`` and exits 2, Ctrl-C exits 130.
-    What the task returns is what a Hydra sweeper optimizes. ``plan=true`` leaves no run directory."""
+    What the task returns is what a Hydra sweeper optimizes. Neither ``plan=true`` nor a run that ends early, before it
+    has written anything, leaves a run directory."""
 
     def decorate(task: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @functools.wraps(task)
         def prepared(config: DictConfig) -> Any:
-            _refuse_secrets(config)
-            _import(config.imports)
-            return task(config)
+            try:
+                _refuse_secrets(config)
+                _import(config.imports)
+                return task(config)
+            except BaseException:
+                _remove_unused_directory()
+                raise
 
         # Reported inside, because Hydra prints all overrides once a job has raised, and outside, for what Hydra raises.
         job = hydra.main(version_base=None, config_path=str(conf), config_name=name)(_reported(prepared))
@@ -95,6 +100,18 @@ def _refuse_secrets(config: DictConfig) -> None:
             shutil.rmtree(Path(hydra_config.runtime.output_dir) / hydra_config.output_subdir, ignore_errors=True)
         mend = f"expected it in an environment variable; write {name}='${{oc.env:NAME}}'"
         raise UserError(f"{name} holds a secret in plain text: {mend}")
+
+
+def _remove_unused_directory() -> None:
+    """Remove the run's directory if it holds nothing but the settings that Hydra wrote there."""
+    hydra_config = HydraConfig.get()
+    directory, settings = Path(hydra_config.runtime.output_dir), hydra_config.output_subdir
+    if directory == Path.cwd() or any(path.name != settings for path in directory.glob("*")):
+        return
+    if settings is not None:
+        shutil.rmtree(directory / settings, ignore_errors=True)
+    with suppress(OSError):  # a place where nothing can be removed
+        directory.rmdir()
 
 
 @contextmanager

@@ -71,6 +71,28 @@ def test_a_run_keeps_its_directory(tmp_path: Path):
     assert (tmp_path / "runs" / "now" / ".hydra" / "overrides.yaml").read_text() == "- plan=false\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        ("KeyboardInterrupt", []),
+        ("ValueError", []),
+        ("KeyboardInterrupt", ["hydra.output_subdir=null"]),
+        ("ValueError", ["hydra.run.dir=."]),
+    ],
+)
+def test_a_run_that_ends_before_it_has_written_anything_leaves_no_directory(tmp_path: Path, error, options):
+    done = call(tmp_path, "hydra/job_logging=none", *options, task=f"raise {error}")  # its default has a log file
+    assert done.returncode != 0
+    there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} - {"runs"}
+    assert {path for path in there if not path.startswith(".hydra")} == {"conf.yaml", "script.py"}
+
+
+def test_what_an_interrupted_run_has_written_is_kept(tmp_path: Path):
+    written = "Path('runs/now/.part').touch(); raise KeyboardInterrupt"
+    assert call(tmp_path, "hydra/job_logging=none", task=written).returncode == 130
+    assert {path.name for path in (tmp_path / "runs" / "now").iterdir()} == {".hydra", ".part"}
+
+
 def test_a_run_directory_that_cannot_be_made_is_named_with_its_option(tmp_path: Path):
     (tmp_path / "runs").touch()
     done = call(tmp_path)
