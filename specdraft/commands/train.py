@@ -17,12 +17,14 @@ def main(config: DictConfig) -> float | None:
     from specdraft.data.prompts import check_lengths
     from specdraft.export import export
     from specdraft.training.callbacks.stop_signal import Interrupted
-    from specdraft.training.fit import best_acceptance_length, fit, load_init
+    from specdraft.training.fit import best_acceptance_length, check_checkpoints, fit
     from specdraft.training.monitoring.loggers import build_loggers
     from specdraft.training.planning.plan import find_architecture, make_plan
     from specdraft.training.preflight import prepare_run
+    from specdraft.training.settings import check_values
     from specdraft.training.summary import outputs
 
+    check_values(config)
     if config.plan:
         print("\n".join(make_plan(config, *find_architecture(config)).lines()))
         return None
@@ -33,8 +35,7 @@ def main(config: DictConfig) -> float | None:
     target = build(config.target)
     if config.evaluate:
         check_lengths(target.tokenizer, run.prompts, target.max_length, run.evaluation.max_new_tokens)
-    if config.init is not None:
-        load_init(config, target)  # refuses what is for another target or of another kind, before anything is answered
+    check_checkpoints(config, target)
     data.prepare(target, generator)
     try:
         module = fit(config, target, data, loggers, run)

@@ -23,11 +23,14 @@ class Earlier:
     @classmethod
     def of(cls, checkpoints: str | Sequence[str], drafter: Drafter, target: Target, stored: bool = False) -> "Earlier":
         """Load them for the training of ``drafter``, on hidden states that the target makes or, ``stored``, a store has
-        for ``drafter``. Raises UserError for one of another target, and for one that reads other hidden states."""
+        for ``drafter``. Raises UserError for one of another target, for one that reads other hidden states, and for one
+        that was never trained."""
         found = []
         for name in [checkpoints] if isinstance(checkpoints, str) else checkpoints:
             earlier, about = load_drafter(name)
             check_target(about, target)
+            if type(earlier).training_loss is Drafter.training_loss:
+                raise UserError(f"boost={name} is {earlier.family}, which has no training: expected a trained drafter")
             if tuple(earlier.layers) not in ((), tuple(drafter.layers)):
                 wanted = f"those of the drafter that is trained, {list(drafter.layers)}"
                 raise UserError(f"boost={name} reads the target's layers {list(earlier.layers)}: expected {wanted}")

@@ -164,9 +164,20 @@ def build_drafter(config: DictConfig, target: Target, data: DataModule) -> tuple
     return drafter, vocabulary
 
 
+def check_checkpoints(config: DictConfig, target: Target) -> None:
+    """Raises UserError for drafters of ``init`` and ``boost`` that do not go with the target or the drafter to train.
+    Needs no data, so that they are refused before the target answers."""
+    if config.init is not None:
+        load_init(config, target)
+    if config.boost is not None:
+        vocabulary = torch.arange(config.model.draft_vocab_size or target.vocab_size)
+        drafter = build(config.model.drafter, _partial_=True)(target=target, draft_vocabulary=vocabulary)
+        Earlier.of(config.boost, drafter, target, config.data.store is not None)
+
+
 def load_init(config: DictConfig, target: Target) -> tuple[Drafter, Drafter, torch.Tensor]:
     """The drafter of ``config.init``, a new one of the configuration with its draft vocabulary, and that vocabulary.
-    Needs no data, so that a drafter of another target or kind is refused before the target answers: UserError."""
+    Raises UserError for a drafter of another target or kind."""
     given, about = load_drafter(config.init)
     check_target(about, target)
     if other := other_options(about, target):

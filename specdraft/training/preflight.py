@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specdraft.drafters.checkpoint import read_config
 from specdraft.entry import CONF, build
-from specdraft.errors import UserError, check_whole_number
+from specdraft.errors import UserError
 from specdraft.evaluation import CostSettings, EvaluationSettings, Prompt, load_prompts
 from specdraft.export import Engine, check_served
 from specdraft.files import make_directory
@@ -34,13 +34,6 @@ PRECISIONS = (
     *("32", "bf16", "16", "64", "transformer-engine", "transformer-engine-float16"),
 )
 
-# Parts of the configuration that no run is without, and what leaves out what they are about.
-_SECTIONS = {
-    "evaluation": "; evaluate=false leaves it out",
-    "live": "; live.every_n_steps=0 measures after the last step only",
-    **dict.fromkeys(("trainer", "data", "decoding", "checkpoint", "guard", "planning"), ""),
-}
-
 
 @dataclass(frozen=True)
 class Run:
@@ -57,12 +50,8 @@ class Run:
 
 
 def prepare_run(config: DictConfig) -> Run:
-    """Check everything that can be checked now, claim the GPU and the run directory, and seed. Raises UserError for
-    what cannot work, before anything is loaded, computed or written over."""
-    for name, instead in _SECTIONS.items():
-        if not isinstance(given := config.get(name), DictConfig):
-            given = "null" if given is None else given
-            raise UserError(f"{name} is {given}: expected its settings, as conf/train.yaml has them{instead}")
+    """Check all that can be checked now but single values (``settings.py``), claim the GPU and the run directory, and
+    seed. Raises UserError for what cannot work, before anything is loaded, computed or written over."""
     evaluation = EvaluationSettings.from_config(config.decoding, config.seed)
     cost = None if config.evaluation.cost_model is None else CostSettings(**config.evaluation.cost_model)
     directory = Path(HydraConfig.get().runtime.output_dir)
@@ -93,22 +82,7 @@ def prepare_run(config: DictConfig) -> Run:
 
 
 def check_settings(config: DictConfig) -> None:
-    """Raises UserError for a number that no run can use."""
-    for key, least, meaning in (
-        ("trainer.max_steps", 1, "the number of optimizer steps"),
-        ("trainer.accumulate_grad_batches", 1, "batches per optimizer step"),
-        ("trainer.val_check_interval", 1, "batches from one validation to the next"),
-        ("live.max_new_tokens", 2, "as the first token of an answer is never drafted"),
-        ("live.prompts", 1, "the prompts decoded by each live measurement"),
-        ("live.every_n_steps", 0, "0 measures after the last step only"),
-        ("checkpoint.every_n_steps", 0, "0 saves with the live measurements only"),
-        ("checkpoint.keep", 1, "the last checkpoints that stay on disk"),
-        ("seed", 0, "of everything that is drawn at random"),
-    ):
-        check_whole_number(key, OmegaConf.select(config, key), least, meaning)
-    clip = OmegaConf.select(config, "trainer.gradient_clip_val")
-    if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
-        raise UserError(f"trainer.gradient_clip_val is {clip}: expected a number from 0 upwards, or null for none")
+    """Raises UserError for settings that do not go together."""
     if "callbacks" in config and config.callbacks.get("live_acceptance") is None and (config.evaluate or config.export):
         what = "callbacks.live_acceptance is missing, which chooses and saves the best head"
         raise UserError(f"{what}: expected evaluate=false and export=null without it")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from hydra.core.plugins import Plugins
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.data.sources import stdlib
+from specdraft.drafters.checkpoint import save_drafter
+from specdraft.drafters.eagle import Eagle3
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.targets import Target
 
@@ -287,6 +290,18 @@ def test_a_drafter_that_is_not_served_is_refused_before_the_target_answers(train
     status, out, err = train(*overrides, f"model={model}", "model.draft_vocab_size=null", f"export={engine}")
     assert status == 2 and sentence in err
     assert "data:" not in out
+
+
+@pytest.mark.parametrize("layers", [None, (1, 2, 3)])
+def test_a_drafter_to_learn_the_misses_of_is_refused_before_the_target_answers(
+    train, arguments, world, tmp_path, layers
+):
+    target = Target.load(str(world / "target"), device="cpu")
+    identity = target.identity if layers else replace(target.identity, weights_hash="0")
+    save_drafter(Eagle3.for_target(target, None, layers=layers), tmp_path / "other", identity, {})
+    status, out, err = train(*arguments, f"boost={tmp_path / 'other'}")
+    assert status == 2 and ("reads the target's layers [1, 2, 3]" if layers else "has other weights") in err
+    assert "conversations to train on" not in out
 
 
 def test_init_trains_on(train, arguments, tmp_path):

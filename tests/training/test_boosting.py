@@ -10,6 +10,7 @@ from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle3
 from specdraft.drafters.medusa import Medusa
+from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
@@ -119,6 +120,11 @@ def test_another_target_is_refused(target, head, tmp_path):
     stranger = Target.from_model(tiny_llama(num_hidden_layers=6, seed=1))
     with pytest.raises(UserError, match="target"):
         Earlier.of(saved(Eagle3.for_target(stranger, None), stranger, tmp_path), head, target)
+
+
+def test_what_was_never_trained_is_refused(target, head, tmp_path):
+    with pytest.raises(UserError, match="is prompt_lookup, which has no training: expected a trained drafter"):
+        Earlier.of(saved(PromptLookup(), target, tmp_path), head, target)
 
 
 def test_a_drafter_that_does_not_tell(target, batch, head, tmp_path, monkeypatch):

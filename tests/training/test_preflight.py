@@ -19,35 +19,6 @@ CONF = Path(__file__).parents[2] / "conf"
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("trainer.max_steps=-1", "trainer.max_steps is -1"),
-        ("trainer.max_steps=many", "trainer.max_steps is many"),
-        ("live.prompts=0", "live.prompts is 0: expected a whole number of at least 1"),
-        ("seed=null", "seed is None: expected a whole number of at least 0"),
-        ("trainer.val_check_interval=0", "trainer.val_check_interval is 0: expected a whole number of at least 1"),
-        ("trainer.gradient_clip_val=much", "trainer.gradient_clip_val is much: expected a number from 0 upwards"),
-    ],
-)
-def test_settings_are_checked_first(composed, override, sentence):
-    with pytest.raises(UserError, match=sentence):
-        preflight.check_settings(composed(override))
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("evaluation=null", "evaluation is null: expected its settings, .*; evaluate=false leaves it out"),
-        ("live=null", "live is null: expected its settings, .*every_n_steps=0 measures after the last step only"),
-        ("guard=null", "guard is null: expected its settings, as conf/train.yaml has them$"),
-    ],
-)
-def test_parts_of_the_configuration_are_not_left_out(composed, override, sentence):
-    with pytest.raises(UserError, match=sentence):
-        preflight.prepare_run(composed(override))
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
         ("accelerator=tpu", "trainer.accelerator is tpu: expected auto, cpu or gpu"),
         ("accelerator=gpu", "trainer.accelerator is gpu, and torch finds no GPU here"),
         ("devices=0", "trainer.devices is 0 on 1 nodes: expected at least one of each"),
