@@ -27,7 +27,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from specdraft.errors import UserError
+from specdraft.errors import UserError, check_switch
 from specdraft.redaction import literal_secrets, redact_text
 
 _INSTALLED, _CHECKOUT = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
@@ -46,6 +46,7 @@ def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]]
         def prepared(config: DictConfig) -> Any:
             try:
                 _refuse_secrets(config)
+                _check_switches(OmegaConf.load(conf / f"{name}.yaml"), config)
                 _import(config.imports)
                 return task(config)
             except BaseException:
@@ -78,7 +79,7 @@ def build(config: Any, *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def _no_directory_for_a_plan() -> Iterator[None]:
     """Hydra makes the run's directory before the job knows that it only plans: a temporary one, then."""
-    if not any(re.fullmatch(r"\+{0,2}plan=(true|yes|on|1)", word, re.IGNORECASE) for word in sys.argv[1:]):
+    if not any(re.fullmatch(r"\+{0,2}plan=true", word, re.IGNORECASE) for word in sys.argv[1:]):
         yield
         return
     words = list(sys.argv)
@@ -100,6 +101,16 @@ def _refuse_secrets(config: DictConfig) -> None:
             shutil.rmtree(Path(hydra_config.runtime.output_dir) / hydra_config.output_subdir, ignore_errors=True)
         mend = f"expected it in an environment variable; write {name}='${{oc.env:NAME}}'"
         raise UserError(f"{name} holds a secret in plain text: {mend}")
+
+
+def _check_switches(usual: Any, given: Any, parents: str = "") -> None:
+    """Raise UserError for what is true or false as ``usual``, in the command's own file, and neither as ``given``."""
+    for key, value in usual.items_ex(resolve=False):
+        found = given.get(key, value) if key != "hydra" else None
+        if isinstance(value, bool):
+            check_switch(f"{parents}{key}", found)
+        if isinstance(value, DictConfig) and isinstance(found, DictConfig):
+            _check_switches(value, found, f"{parents}{key}.")
 
 
 def _remove_unused_directory() -> None:

@@ -25,6 +25,12 @@ def check_whole_number(name: str, value: Any, least: int, meaning: str) -> None:
         raise UserError(f"{name} is {value}: expected a whole number of at least {least}, {meaning}")
 
 
+def check_switch(name: str, value: Any) -> None:
+    """Raise UserError unless ``value`` is true or false: any text, as in ``name=no``, is true to Python."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name} is {'null' if value is None else value}: expected true or false")
+
+
 def warn(message: str) -> None:
     """A warning about what the user gave, without the line of ours that happens to give it."""
     warnings.warn_explicit(message, UserWarning, "specdraft", 0)

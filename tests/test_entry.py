@@ -47,7 +47,8 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path, task, opt
 
 def call(folder: Path, *options: str, task: str = "print(config.number)") -> subprocess.CompletedProcess[str]:
     (folder / "conf.yaml").write_text(
-        "imports: []\nplan: false\nnumber: 1\nhydra: {run: {dir: runs/now}, sweep: {dir: runs/swept}}\n"
+        "imports: []\nplan: false\nnumber: 1\nmore: {deep: true}\n"
+        "hydra: {run: {dir: runs/now}, sweep: {dir: runs/swept}}\n"
     )
     (folder / "script.py").write_text(SCRIPT.format(task=task))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -119,6 +120,10 @@ def test_what_the_task_returns_reaches_a_sweeper(tmp_path: Path):
         (["number=1,2"], "number has several values: add -m to run with each of them, or write number=[1,2]"),
         (["number=~/x"], """cannot read number=~/x: expected its value in quotes within quotes, as 'number="~/x"'"""),
         (["+api_key=sk-123456789"], "api_key holds a secret in plain text: expected it in an environment variable"),
+        (["plan=maybe"], "plan is maybe: expected true or false"),
+        (["plan=1"], "plan is 1: expected true or false"),
+        (["plan=null"], "plan is null: expected true or false"),
+        (["more.deep=no"], "more.deep is no: expected true or false"),
         (["imports=[nowhere]"], "imports=['nowhere']: No module named 'nowhere'; expected Python modules"),
         (["imports=nowhere"], "imports=['nowhere']: No module named 'nowhere'; expected Python modules"),
     ],

@@ -2,13 +2,20 @@
 
 import pytest
 
-from specdraft.errors import UserError, exit_on_user_error, warn
+from specdraft.errors import UserError, check_switch, exit_on_user_error, warn
 
 
 def test_an_error_is_one_printable_line_of_bounded_length():
     assert str(UserError("a\n   b\n\nc \ud800")) == "a b c \\ud800"
     long = str(UserError("x" * 1000 + "y" * 1000))
     assert len(long) == 1605 and long.startswith("x" * 800 + " ... ") and long.endswith("y" * 800)
+
+
+def test_a_switch_is_true_or_false():
+    check_switch("plan", False)
+    for value in ("no", 1, None):
+        with pytest.raises(UserError, match=f"plan is {'null' if value is None else value}: expected true or false"):
+            check_switch("plan", value)
 
 
 def test_a_warning_names_no_line_of_ours():

@@ -24,7 +24,7 @@ from specdraft.data.sources.decontamination import Benchmark
 from specdraft.data.tokenization.cache import Flat, Notes, cached_examples, in_chunks
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.data.tokenization.tokenize import CHUNK, accepted, available_cores, tokenized
-from specdraft.errors import UserError, check_whole_number
+from specdraft.errors import UserError, check_switch, check_whole_number
 from specdraft.files import cache_directory
 from specdraft.targets import Target
 from specdraft.targets.chat_template import options_of
@@ -91,6 +91,7 @@ class Preparation:
         ):
             if (value := getattr(self, name)) is not None:
                 check_whole_number(f"data.{name}", value, 1, meaning)
+        check_switch("data.regenerate", self.regenerate)
         if self.share is not None and not is_url(self.share):
             said = f"data.share is {self.share!r}: expected the URL of a bucket's folder, such as s3://BUCKET/answers"
             raise UserError(f"{said}; processes that see one disk share data.cache_dir")

@@ -13,7 +13,7 @@ from specdraft.decoding.rules import Rule, rejection_sampling
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, as_shape, draft_tokens
 from specdraft.entry import build
-from specdraft.errors import UserError
+from specdraft.errors import UserError, check_switch
 from specdraft.evaluation.search import Search
 from specdraft.export.engine import GREEDY, SAMPLED, Engine
 
@@ -92,6 +92,7 @@ class EvaluationSettings:
             if not isinstance(temperature, int | float):
                 raise UserError(f"decoding.temperature is {temperature!r}: expected a number or a list of numbers")
             self.sampling(temperature)
+        check_switch("decoding.mask_drafts", self.mask_drafts)
         wanted(self.compile, torch.device("cpu"))
         if self.shape is not None:
             check_shape(self.rule, self.shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdraft.allocation import keep_freed_memory
-from specdraft.errors import UserError
+from specdraft.errors import UserError, check_switch
 from specdraft.onednn import PackedLinear, pack, unpack
 from specdraft.targets import loading
 from specdraft.targets.chat_template import checked_options
@@ -75,6 +75,8 @@ class Target(LanguageModel):
         Raises UserError if it cannot be found, does not load, or is not supported."""
         if placement not in PLACEMENTS:
             raise UserError(f"target.placement is {placement!r}: expected one of {', '.join(PLACEMENTS)}")
+        check_switch("target.packed", packed)
+        check_switch("target.trust_remote_code", trust_remote_code)
         options = checked_options(chat_template_options)
         load = partial(loading.load, name, revision, dtype, attn_implementation, trust_remote_code)
         load = partial(load, chat_template_options=options)

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from specdraft.errors import UserError, check_whole_number
+from specdraft.errors import UserError, check_switch, check_whole_number
 
 # Parts of the configuration that no run is without, and what leaves out what they are about.
 _SECTIONS = {
@@ -33,7 +33,7 @@ _WHOLE = (
 
 
 def check_values(config: DictConfig) -> None:
-    """Raises UserError for a part that is missing, and for a number that none can be."""
+    """Raises UserError for a part that is missing, and for a value that nothing can be."""
     for name, instead in _SECTIONS.items():
         if not isinstance(given := config.get(name), DictConfig):
             given = "null" if given is None else given
@@ -47,9 +47,11 @@ def check_values(config: DictConfig) -> None:
 
 
 def _check_trainer(trainer: Mapping[str, Any]) -> None:
-    clip, batches, epochs = (
-        trainer.get(name) for name in ("gradient_clip_val", "limit_val_batches", "check_val_every_n_epoch")
-    )
+    for name in ("enable_model_summary", "use_distributed_sampler"):
+        check_switch(f"trainer.{name}", trainer.get(name, False))
+    clip: Any = trainer.get("gradient_clip_val")
+    batches: Any = trainer.get("limit_val_batches")
+    epochs = trainer.get("check_val_every_n_epoch")
     if clip is not None and not (_is_number(clip) and clip >= 0):
         raise UserError(f"trainer.gradient_clip_val is {clip}: expected a number from 0 upwards, or null for none")
     if not (_is_number(batches) and batches >= 0 and (isinstance(batches, int) or batches <= 1)):

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdraft.data.datamodule import DataModule
 from specdraft.data.packing import pack
+from specdraft.data.preparation import Preparation
 from specdraft.data.sources.self_written import SelfWritten
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import example_from_words
@@ -257,3 +258,8 @@ def test_a_split_without_conversations_is_refused_before_the_target_answers(targ
     with pytest.raises(UserError, match="has no conversations in its validation split"):
         data.prepare(target, engine)
     assert engine.asked == 0
+
+
+def test_whether_the_target_answers_is_true_or_false():
+    with pytest.raises(UserError, match=r"data\.regenerate is no: expected true or false"):
+        Preparation(None, regenerate="no")

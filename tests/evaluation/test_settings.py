@@ -35,6 +35,7 @@ V, PROMPT, TWO = 6, [1, 4, 2], torch.tensor([6, 1])
         ({"temperature": ["hot"]}, "temperature is 'hot'"),
         ({"seed": "x"}, "seed is 'x': expected a whole number"),
         ({"temperature": [0.0, -1.0]}, "temperature is -1.0"),
+        ({"mask_drafts": "no"}, "decoding.mask_drafts is no: expected true or false"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"grammar": "answers.xml"}, "decoding.grammar is answers.xml: expected json, or the path of a file"),
         ({"drafting": "guessed"}, "drafting is 'guessed': expected engine, sampled or greedy"),

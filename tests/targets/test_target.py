@@ -245,6 +245,12 @@ def test_identity_tells_models_apart_but_not_dtypes():
     assert other_shape.config_hash != first.identity.config_hash
 
 
+@pytest.mark.parametrize("name", ["packed", "trust_remote_code"])
+def test_switches_are_true_or_false(name):
+    with pytest.raises(UserError, match=rf"target.{name} is no: expected true or false"):
+        Target.load("embedded://tiny", **{name: "no"})
+
+
 def test_unknown_placements_devices_and_missing_ranks_are_one_sentence(monkeypatch):
     with pytest.raises(
         UserError, match=r"target.placement is 'zero4': expected one of replicated, zero3, device_map, remote"
