@@ -7,6 +7,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from specdraft.text import counted
+
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=lambda name: name is None or not name.endswith((".txt.jinja", ".md.jinja")),
@@ -16,6 +18,7 @@ _ENVIRONMENT = Environment(
 )
 # As they stand in a JSON document, in a shell's command line, in Python.
 _ENVIRONMENT.filters |= {"json": json.dumps, "shell": shlex.quote, "python": repr, "parsed": json.loads}
+_ENVIRONMENT.filters["counted"] = counted
 
 
 def render(template: str, **values: Any) -> str:

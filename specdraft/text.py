@@ -1,4 +1,4 @@
-"""Short texts that stand for long things: hashes of settings and bytes, reasons of errors, values in messages."""
+"""Short texts: hashes of settings and bytes, reasons of errors, values and numbers of things in messages."""
 
 import hashlib
 import json
@@ -21,6 +21,11 @@ def file_fingerprint(path: Path) -> str:
 def reason(error: BaseException | str, limit: int = 300) -> str:
     """What an error says, in one line of at most ``limit`` characters; its kind if it says nothing."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of what the noun names, as "1 prompt" and "2,000 prompts"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shorten(value: object, limit: int = 60) -> str:

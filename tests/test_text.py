@@ -2,7 +2,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from specdraft.text import file_fingerprint, fingerprint, reason, shorten
+from specdraft.text import counted, file_fingerprint, fingerprint, reason, shorten
 
 
 def test_fingerprints_are_of_bytes_or_of_the_json_of_a_value(tmp_path: Path) -> None:
@@ -20,3 +20,7 @@ def test_reasons_are_one_line_and_values_are_shortened() -> None:
     assert reason("x" * 500, 10) == "x" * 10
     assert shorten([1, 2]) == "[1, 2]"
     assert shorten("x" * 61) == "x" * 57 + "..."
+
+
+def test_one_thing_is_no_plural() -> None:
+    assert [counted(number, "prompt") for number in (0, 1, 2000)] == ["0 prompts", "1 prompt", "2,000 prompts"]

@@ -21,6 +21,7 @@ def main(config: DictConfig) -> None:
     from specdraft.data.regeneration.dialogue import answered_messages
     from specdraft.data.tokenization.cache import Notes
     from specdraft.files import atomic_file
+    from specdraft.text import counted
 
     if not config.data.regenerate:
         raise UserError("data.regenerate is false: expected true, as nothing would be answered")
@@ -34,7 +35,8 @@ def main(config: DictConfig) -> None:
             done = answered[split] = data.answers(target, split, engine, Notes())
             counts = done.counts
             print(
-                f"{split}: {counts.conversations} conversations, {counts.turns} answers of {counts.tokens} tokens\n"
+                f"{split}: {counted(counts.conversations, 'conversation')}, {counted(counts.turns, 'answer')} of "
+                f"{counted(counts.tokens, 'token')}\n"
                 f"  {counts.unfinished} end at an answer that was cut, {counts.dropped} later turns with it; "
                 f"{counts.shortened} shortened, {counts.left_out} left out, {counts.refused} refused by the template, "
                 f"{counts.rejected} end at a question that was not asked\n"

@@ -28,7 +28,7 @@ from specdraft.errors import UserError, check_switch, check_whole_number
 from specdraft.files import cache_directory
 from specdraft.targets import Target
 from specdraft.targets.chat_template import options_of
-from specdraft.text import fingerprint
+from specdraft.text import counted, fingerprint
 
 # Conversations that hold what the benchmark asks; without room for an answer; ended by a turn without room; ended by
 # an answer that max_new_tokens cut; turns not asked for after it; without a safe loss mask or refused by the template;
@@ -148,7 +148,7 @@ class Preparation:
         counts = {name: sum(split[name] for split in about) for name in _SAID}
         amiss = ", ".join(f"{_SAID[name]}: {number:,}" for name, number in counts.items() if number)
         amiss = amiss.format(max_new_tokens=self.max_new_tokens)
-        learned = f"{sizes['train']:,} conversations to train on, {sizes['validation']:,} for validation"
+        learned = f"{counted(sizes['train'], 'conversation')} to train on, {sizes['validation']:,} for validation"
         return f"data: {learned}{held_out}{f' ({amiss})' if amiss else ''}"
 
     def without_benchmark(self, conversations: Iterable[Conversation], notes: Notes) -> Iterator[Conversation]:

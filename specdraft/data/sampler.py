@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import Sampler
 
 from specdraft.errors import UserError
+from specdraft.text import counted
 
 
 class ResumableSampler(Sampler[int]):
@@ -41,9 +42,10 @@ class ResumableSampler(Sampler[int]):
         self.sequences_per_epoch = num_sequences // self.step_sequences * self.step_sequences
         if not self.sequences_per_epoch:
             batches = f", {accumulate} batches accumulated" if accumulate > 1 else ""
+            packed = f"the training data packs into {counted(num_sequences, 'sequence')}"
             raise UserError(
-                f"the training data packs into {num_sequences} sequences, one step takes {self.step_sequences} "
-                f"(data.batch_size={batch_size} on {world_size} devices{batches}): lower it or use more data"
+                f"{packed}, one step takes {self.step_sequences} "
+                f"(data.batch_size={batch_size} on {counted(world_size, 'device')}{batches}): lower it or use more data"
             )
 
     def __len__(self) -> int:

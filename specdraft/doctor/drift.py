@@ -18,6 +18,7 @@ from specdraft.evaluation.bootstrap import Interval
 from specdraft.export.model_card import about_these_weights, evaluation_of
 from specdraft.files import read_json
 from specdraft.targets.chat_template import in_words, options_of, template_hash
+from specdraft.text import counted
 
 Record = Mapping[str, Any]
 _LONGER = 1.5  # times as long, or as short, from which a length is named
@@ -95,7 +96,7 @@ def _overall(row: Record, now: Sequence[Measured], adaptive: bool) -> Finding:
     here = _span(counts.acceptance_length, length_interval(now))
     before = _span(row["acceptance_length"], row["acceptance_length_interval"])
     depth = f"K = {row['num_draft_tokens']}" + (", which the report found to pay" if adaptive else ", as in the report")
-    said = f"acceptance length {here} on {len(now)} requests ({depth}), in the report {before}"
+    said = f"acceptance length {here} on {counted(len(now), 'request')} ({depth}), in the report {before}"
     change = _change(row, now)
     if change is None:
         return note(f"{said}; too few prompts to say whether they differ")

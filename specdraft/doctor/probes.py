@@ -25,6 +25,7 @@ from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.export.layout import DTYPES
 from specdraft.targets.batch import Batch
+from specdraft.text import counted
 
 _CONFIDENCE = 0.99  # that another setting predicts better
 _WORSE = 0.85  # share of the expected acceptance below which a loss is a fault
@@ -114,7 +115,8 @@ def _obstacle(answers: Sequence[Batch], sums: Tensor) -> Finding | None:
     total = sums.sum(1)  # [2, 2]
     if (total[:, 1] == 0).any():
         tokens = sum(int(batch.loss_mask.sum()) for batch in answers)
-        short = f"the target's answers are too short to judge by, {tokens} tokens to {len(answers)} prompts"
+        few = f"{counted(tokens, 'token')} to {counted(len(answers), 'prompt')}"
+        short = f"the target's answers are too short to judge by, {few}"
         return note(f"{short}: give other prompts with traffic=, or a larger max_new_tokens")
     if not total.isfinite().all():
         mend = "give target.dtype=float32, or take the head from a sound checkpoint"
@@ -213,7 +215,7 @@ def _decoding(loaded: LoadedDrafter, prompts: Sequence[Sequence[int]], max_new_t
     beside = "" if trained is None else f"; during training, on its held-out prompts, {trained:.2f}"
     chosen = "as the checkpoint says" if recorded else "these files say none"
     said = f"acceptance length {counts.acceptance_length:.2f} decoded greedily, K = {depth} ({chosen})"
-    said = f"{said}, on {len(prompts)} prompts{beside}"
+    said = f"{said}, on {counted(len(prompts), 'prompt')}{beside}"
     trainable = any(True for _ in loaded.drafter.parameters())  # of look-ups nothing is to be mended
     worthless = floor(said, counts, int(emitted.max()) / int(emitted.sum())) if trainable else None
     return worthless or note(said)

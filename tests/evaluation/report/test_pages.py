@@ -192,6 +192,13 @@ def test_a_grammar_is_named(measured, masked, words):
     assert f"under the grammar schema.json{words};" in page and "under the grammar" not in text(html(made))
 
 
+def test_one_prompt_is_no_plural(measured):
+    assert lines(measured([4, 0, 2], prompts=1))[0].startswith("1 prompt, up to 64 tokens each")
+    made = evaluation()
+    assert "1 prompt" in (page := text(html(made | {"settings": made["settings"] | {"prompts": 1}})))
+    assert "1 prompts" not in page
+
+
 def test_the_whole_table(measured):
     assert table(measured([4, 0, 2])) == (
         """\
