@@ -15,6 +15,7 @@ from specdraft.decoding.stopping import JointStop, Stop
 from specdraft.errors import UserError
 
 Path = tuple[int, ...]
+LONGEST = 512  # tokens of a draft: a round has to read them all, and none that was measured accepts nearly as many
 AUTO = "auto"  # as many drafted tokens as an evaluation finds to pay
 
 
@@ -52,10 +53,13 @@ class StaticTree:
 
     @classmethod
     def chain(cls, num_tokens: int, sampled: bool = True, stop: Stop | Goodput | None = None) -> "StaticTree":
-        """A chain of ``num_tokens`` tokens, or of fewer where ``stop`` ends it. Raises UserError below 1."""
+        """A chain of ``num_tokens`` tokens, or of fewer where ``stop`` ends it. Raises UserError for a number that is
+        not from 1 to 512."""
         if type(num_tokens) is not int or num_tokens < 1:
             mend = "to decode plainly, leave the drafter out"
             raise UserError(f"num_draft_tokens is {num_tokens}: expected at least 1; {mend}")
+        if num_tokens > LONGEST:
+            raise UserError(f"num_draft_tokens is {num_tokens}: expected at most {LONGEST} drafted tokens a round")
         return cls(tuple((0,) * depth for depth in range(1, num_tokens + 1)), sampled, stop)
 
     @property
@@ -116,6 +120,8 @@ class DynamicTree:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise UserError(f"the dynamic tree's {name} is {value}: expected a whole number of at least 1")
+        if self.depth > LONGEST:
+            raise UserError(f"the dynamic tree's depth is {self.depth}: expected at most {LONGEST}")
 
     @property
     def num_places(self) -> int:

@@ -11,7 +11,7 @@ from specdraft.decoding.compilation import wanted
 from specdraft.decoding.grammar import Grammar
 from specdraft.decoding.rules import Rule, rejection_sampling
 from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.shapes import AUTO, Shape, StaticTree, as_shape, draft_tokens
+from specdraft.decoding.shapes import AUTO, LONGEST, Shape, StaticTree, as_shape, draft_tokens
 from specdraft.entry import build
 from specdraft.errors import UserError, check_switch
 from specdraft.evaluation.search import Search
@@ -82,6 +82,9 @@ class EvaluationSettings:
                 continue
             if not isinstance(value, int) or value < least:
                 raise UserError(f"decoding.{name} is {value}: expected at least {least} {why}")
+        if self.num_draft_tokens != AUTO and int(self.num_draft_tokens) > LONGEST:
+            said = f"decoding.num_draft_tokens is {self.num_draft_tokens}"
+            raise UserError(f"{said}: expected at most {LONGEST} drafted tokens a round")
         if not isinstance(self.seed, int):
             raise UserError(f"seed is {self.seed!r}: expected a whole number")
         if self.drafting not in (_AS_ENGINE, SAMPLED, GREEDY):

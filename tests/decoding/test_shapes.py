@@ -5,10 +5,18 @@ from itertools import product
 import pytest
 import torch
 
-from specdraft.decoding.shapes import DynamicTree, StaticTree, as_shape, tree_from_accuracies, tree_from_ranks
+from specdraft.decoding.shapes import LONGEST, DynamicTree, StaticTree, as_shape, tree_from_accuracies, tree_from_ranks
 from specdraft.errors import UserError
 
 BUSHY = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)))
+
+
+def test_a_draft_has_a_length_that_can_be_read():
+    assert StaticTree.chain(LONGEST).depth == DynamicTree(LONGEST).depth == 512
+    with pytest.raises(UserError, match="num_draft_tokens is 5000: expected at most 512 drafted tokens a round"):
+        StaticTree.chain(5000)
+    with pytest.raises(UserError, match="depth is 513: expected at most 512"):
+        DynamicTree(513)
 
 
 def test_paths_are_sorted_by_level_and_counted_once():

@@ -30,6 +30,7 @@ V, PROMPT, TWO = 6, [1, 4, 2], torch.tensor([6, 1])
     [
         ({"num_draft_tokens": 0}, "num_draft_tokens is 0: expected at least 1"),
         ({"num_draft_tokens": "many"}, "num_draft_tokens is many"),
+        ({"num_draft_tokens": 5000}, "decoding.num_draft_tokens is 5000: expected at most 512 drafted tokens a round"),
         ({"max_new_tokens": 1}, "max_new_tokens is 1: expected at least 2"),
         ({"temperature": []}, "empty list"),
         ({"temperature": ["hot"]}, "temperature is 'hot'"),
