@@ -15,6 +15,7 @@ COMMANDS = {
     "bench": ("bench", "measure a served drafter in its engine, with and without drafts in turns"),
     "forecast": ("forecast", "say what more data and training would bring, from short runs"),
     "doctor": ("doctor", "find why a served drafter is hardly ever accepted"),
+    "check": ("check", "check that a drafter of your own holds what every drafter has to"),
     "regenerate": ("regenerate", "let the target answer the training prompts beforehand"),
     "store": ("store", "compute hidden states once, for many trainings"),
     "import": ("import_head", "turn a public head into a checkpoint"),

@@ -2,15 +2,14 @@
 
 import math
 
-import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 
+from specdraft.check.chance import REJECTED, goodness_of_fit
 from specdraft.decoding.sampling import Sampling
 
-REJECTED = 1e-4
-"""A right rule falls below this p-value once in ten thousand seeds; every wrong one that we try falls far below."""
+__all__ = ["REJECTED", "goodness_of_fit", "plain_probabilities", "same_rate"]
 
 
 def plain_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -30,22 +29,6 @@ def plain_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     for token in kept:
         p[token] = weights[token] / mass
     return p
-
-
-def goodness_of_fit(outcomes: Tensor, p: Tensor) -> float:
-    """p-value of the chi-square test that ``outcomes`` (``[N]`` flat indices into ``p``) were drawn from ``p``.
-
-    An outcome without probability is impossible, not improbable: it gives 0. Cells that expect fewer than 5 are merged.
-    """
-    p = p.flatten().double()
-    counts = torch.bincount(outcomes, minlength=len(p)).numpy()
-    expected = (p / p.sum() * len(outcomes)).numpy()
-    if counts[expected == 0].any():
-        return 0.0
-    large = expected >= 5
-    observed = np.append(counts[large], counts[~large].sum())
-    wanted = np.append(expected[large], expected[~large].sum())
-    return float(stats.chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue)
 
 
 def same_rate(successes: int, trials: int, rate: float) -> float:

@@ -8,7 +8,9 @@ for each step of the training-time test). Here the target's logits are made once
 shared by all steps and heads that predict it; a chunk's gradient is taken while its logits are in memory. That is three
 matrix products in all, as many as the plain loss needs; recomputing in backward would need four."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -116,6 +118,23 @@ class StepResult:
         return self.alpha.sum()
 
 
+Watcher = Callable[[Sequence[Head], Teacher, Sequence[Step]], None]
+"""Is shown what a loss compares, before it does."""
+
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Show every ``distillation_loss`` inside to ``watcher``: what a drafter is trained on is seen in no other way, as
+    its logits are never all there."""
+    before = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(before)
+
+
 def distillation_loss(
     weight: Tensor | Sequence[Head],
     teacher: Teacher,
@@ -129,6 +148,8 @@ def distillation_loss(
     ``size`` is the positions of a window, by default what suits the device. See ``tests/losses/reference.py`` for the
     same in a few lines."""
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
+    if (watcher := _watcher.get()) is not None:
+        watcher(weights, teacher, steps)
     tensors = [*weights, *(hidden for step in steps for hidden, _ in step.terms)]
     if not torch.is_grad_enabled():  # a validation: autograd would ask for gradients all the same
         tensors = [tensor.detach() if isinstance(tensor, Tensor) else tensor for tensor in tensors]

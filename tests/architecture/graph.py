@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("export",),
     ("evaluation",),
     ("training",),
-    ("bench", "chat", "doctor", "embedded", "forecast"),
+    ("bench", "chat", "check", "doctor", "embedded", "forecast"),
     ("commands",),
 )
 

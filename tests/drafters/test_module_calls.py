@@ -7,9 +7,8 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
-from specdraft.drafters.base import Drafter
+from specdraft.check.ranks import calls_of
 from specdraft.drafters.dflash import DFlash, Domino, DSpark
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle, Eagle3, PEagle
@@ -70,32 +69,6 @@ BATCHES = {
     "all to learn": batch_of([1, 2, 3, 24], 1.0),
     "wide": batch_of([100] * 4, 1.0),  # more queries than a block of attention
 }
-
-
-def calls_of(drafter: Drafter, batch: Batch, target) -> list[str]:
-    """A training step's calls of modules as engines see them, and the order in which gradients are complete."""
-    seen: list[str] = []
-    names = {module: name for name, module in drafter.named_modules()}
-    handles = []
-
-    def before(module: nn.Module, _: object) -> None:
-        seen.append(f"{names[module]} begins")
-
-    def after(module: nn.Module, *_: object) -> None:
-        seen.append(f"{names[module]} ends")
-
-    for module in names:
-        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    for name, parameter in drafter.named_parameters():
-        if parameter.requires_grad:
-            note = lambda _, name=name: seen.append(f"gradient of {name}")  # noqa: E731
-            handles.append(parameter.register_post_accumulate_grad_hook(note))
-    features = batch.features(target, drafter.layers)
-    seen.clear()
-    drafter.training_loss(batch, features, target).loss.backward()
-    for handle in handles:
-        handle.remove()
-    return seen
 
 
 @pytest.mark.parametrize("family", FAMILIES)
