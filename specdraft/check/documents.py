@@ -95,7 +95,7 @@ def _loss(subject: Subject, drafter: Drafter, batch: Batch) -> float:
 
 def _alone(subject: Subject, learned: tuple[int, int], other: int) -> Batch:
     """The packed documents, of which one is to be learned; the rest changes with ``other``."""
-    documents, masks = [], []
+    documents, masks = list[list[list[int]]](), list[list[list[bool]]]()
     for row, sequence in enumerate(_LENGTHS):
         documents.append([])
         masks.append([])

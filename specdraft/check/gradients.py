@@ -53,7 +53,7 @@ def target_is_left_alone(subject: Subject) -> str:
     if not parameters:
         raise NotApplicable("it has no parameter to train")
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    step(drafter, usual_batch(subject), target).loss.backward()  # type: ignore[no-untyped-call]
+    step(drafter, usual_batch(subject), target).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     grown = [name for name, parameter in target.model.named_parameters() if parameter.requires_grad]

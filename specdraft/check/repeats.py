@@ -7,7 +7,7 @@ import torch
 
 from specdraft.check.gradients import usual_batch
 from specdraft.check.outcome import Failed
-from specdraft.check.rounds import Recording, compare
+from specdraft.check.rounds import Draft, Recording, compare
 from specdraft.check.subject import Subject
 from specdraft.check.training import step
 
@@ -21,7 +21,7 @@ def repeats_itself(subject: Subject) -> str:
             f"{name} begins otherwise each time under one seed: expected the same; draw from torch's generator"
         )
     drafter = subject.drafter()
-    target, losses, drafts = subject.decoding_target(drafter), [], []
+    target, losses, drafts = subject.decoding_target(drafter), list[float](), list[list[list[Draft]]]()
     for turn in range(2):
         _elsewhere(turn)
         losses.append(float(step(drafter.train(), usual_batch(subject), subject.target).loss.detach()))
@@ -30,7 +30,7 @@ def repeats_itself(subject: Subject) -> str:
     if losses[0] != losses[1]:
         says = f"under one seed a batch's loss is {losses[0]:.9g}, then {losses[1]:.9g}"
         raise Failed(f"{says}: expected the same; draw from torch's generator, which is seeded for every step")
-    if said := compare(*drafts, subject.close):
+    if said := compare(drafts[0], drafts[1], subject.close):
         raise Failed(
             f"a request is drafted for otherwise the second time ({said}): expected the draws of `chance` alone"
         )

@@ -89,7 +89,7 @@ def gradients(drafter: Drafter, loss: Tensor) -> Mapping[str, Tensor | None]:
     """Of every trained parameter its gradient, which is not kept."""
     trained = {name: parameter for name, parameter in drafter.named_parameters() if parameter.requires_grad}
     drafter.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     found = {name: parameter.grad for name, parameter in trained.items()}
     drafter.zero_grad(set_to_none=True)
     return found
