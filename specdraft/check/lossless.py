@@ -80,7 +80,13 @@ def _as_the_target(recording: Recording, subject: Subject, shape: Shape) -> None
     numbers = {outcome: number for number, outcome in enumerate(p)}
     if stranger := next((outcome for outcome in outcomes if outcome not in numbers), None):
         raise Failed(f"sampled with a {shape}, the answer {list(stranger)} came, which the target never gives")
-    fit = goodness_of_fit(torch.tensor([numbers[each] for each in outcomes]), torch.tensor(list(p.values())))
+    chances = torch.tensor(list(p.values()), dtype=torch.float64)
+    fits = [goodness_of_fit(torch.tensor([numbers[each] for each in outcomes]), chances)]
+    for place in range(len(outcomes[0])):  # of many rare outcomes together little is seen: of each token more
+        tokens = torch.tensor([answer[place] for answer in p])
+        alone = chances.new_zeros(recording.target.vocab_size).index_add_(0, tokens, chances)
+        fits.append(goodness_of_fit(torch.tensor([each[place] for each in outcomes]), alone))
+    fit = min(1.0, len(fits) * min(fits))
     if fit < REJECTED:
         says = f"sampled with a {shape}, {len(outcomes)} answers are not distributed as the target's (p = {fit:.1e})"
         mend = "q of a draft has to be what its tokens were drawn from, as `grow` makes it"
