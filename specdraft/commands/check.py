@@ -34,13 +34,15 @@ def main(config: DictConfig) -> None:
     subject = Subject(build(config.model.drafter, _partial_=True), target, vocabulary, config.seed, config.samples)
     kind = type(subject.plain())
     print(f"{kind.__module__}.{kind.__qualname__} beside {target.identity.name} of {target.vocab_size} tokens")
-    started, failed = time.perf_counter(), []
+    started, failed, left_out = time.perf_counter(), [], 0
     for name in names:
         outcome = run_check(name, subject)
         print(outcome.line(max(map(len, CHECKS))), flush=True)
         failed += [name] if outcome.level is Level.FAILED else []
-    said = f"{len(names) - len(failed)} of {len(names)} checks hold ({time.perf_counter() - started:.0f} s)"
-    print(f"\n{said}")
+        left_out += outcome.level is Level.NOT_APPLICABLE
+    tried = len(names) - left_out
+    beside = f", {left_out} not applicable" if left_out else ""
+    print(f"\n{tried - len(failed)} of {tried} checks hold{beside} ({time.perf_counter() - started:.0f} s)")
     if failed:
         print(f"FAILED: {', '.join(failed)}")
         sys.exit(FAILURES)

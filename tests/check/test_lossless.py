@@ -13,7 +13,7 @@ def test_a_drafter_that_writes_to_the_target_is_found():
 
 def test_a_q_that_nothing_was_drawn_from_is_found():
     drawn = "from dataclasses import replace; t = grow(logits, extend, shape, sampling, chance, self.vocabulary); "
-    drawn += "return t if t.q is None else replace(t, q=t.q.sqrt() / t.q.sqrt().sum(-1, keepdim=True))"
+    drawn += "return t if t.q is None else replace(t, q=t.q**4 / (t.q**4).sum(-1, keepdim=True))"
     assert "not drawn from the q that they come with" in failure("sampling", (GROWN, drawn), samples=600)
 
 

@@ -393,3 +393,17 @@ def test_bf16_gradients_of_many_chunks_are_summed_in_fp32():
     exact = narrow.detach().double().requires_grad_()
     reference_loss(exact, alike, [Step(hidden[:1].double(), torch.arange(1), 1.0)]).backward()
     torch.testing.assert_close(narrow.grad.double(), exact.grad, rtol=2e-2, atol=2e-4)
+
+
+def test_what_a_loss_compares_is_shown_to_who_watches():
+    """Every loss inside, none after it, and the one who watched before watches again."""
+    weights, teacher, steps = problem(pruned=True, heads=3)
+    outer, inner = [], []
+    with chunked.watched(lambda *seen: outer.append(seen)):
+        with chunked.watched(lambda *seen: inner.append(seen)):
+            distillation_loss(weights, teacher, steps, divergence("forward_kl"))
+        distillation_loss(weights[0], teacher, [replace(steps[0], head=0)], divergence("forward_kl"))
+    distillation_loss(weights, teacher, steps, divergence("forward_kl"))
+    assert len(inner) == len(outer) == 1
+    assert inner[0] == (weights, teacher, steps)
+    assert len(outer[0][0]) == 1 and outer[0][0][0] is weights[0]  # a single head, as a list
