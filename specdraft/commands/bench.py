@@ -36,7 +36,7 @@ def main(config: DictConfig) -> None:
     from specdraft.drafters.checkpoint import complete_options, find, read_config
     from specdraft.files import write_text
     from specdraft.targets.chat_template import checked_options
-    from specdraft.targets.loading import location
+    from specdraft.targets.loading import check_options, location
 
     loads = loads_of(config.concurrency, config.rate)
     if not loads:
@@ -74,6 +74,7 @@ def main(config: DictConfig) -> None:
             said = "there is nothing to serve"
             raise UserError(f"{said}: expected checkpoint=PATH, target=NAME, or url= of a running server")
         engine.words()  # before anything is exported
+        check_options({**config.target, "name": name, "revision": revision})
         found = contenders(engine, kind.exported, checkpoints, config.draft_tokens, config.ngram, output / "heads")
     elif checkpoints:
         raise UserError("checkpoint= and url= both say what is served: expected one of them")

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from specdraft.errors import UserError
 from specdraft.files import embedded, member, read_json
-from specdraft.targets.chat_template import bind_options
+from specdraft.targets.chat_template import bind_options, checked_options
 from specdraft.targets.gguf import converted, is_gguf
 from specdraft.targets.sharded import gathered
 from specdraft.targets.sizes import check_sizes
@@ -84,6 +84,15 @@ def load_tokenizer(
         return AutoTokenizer.from_pretrained(location(name), revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # as above
         raise _cannot_load(what, name, error) from error
+
+
+def check_options(settings: Any) -> None:
+    """Raises UserError as ``bind_options`` for ``chat_template_options`` of the ``target`` node, where nothing but the
+    tokenizer has to be read; without options not even that."""
+    if options := checked_options(settings.get("chat_template_options")):
+        name, revision = settings["name"], settings.get("revision")
+        tokenizer = load_tokenizer(name, revision, settings.get("trust_remote_code", False), "tokenizer of the target")
+        bind_options(tokenizer, options)
 
 
 def load_config(name: str, revision: str | None = None) -> PreTrainedConfig:

@@ -76,6 +76,10 @@ def test_running_servers(bench, world, prompts, tmp_path):
     [
         (["benchmark=python-stdlib"], "there is nothing to serve: expected checkpoint=PATH, target=NAME, or url="),
         (["target=tiny", "engine.command=nowhere"], "engine.command is 'nowhere', which is no program"),
+        (
+            ["target=tiny", f"engine.command={sys.executable}", "target.chat_template_options={thinking: false}"],
+            "the target's chat template names no option 'thinking'",
+        ),
         (["target=tiny", "concurrency=[]"], "concurrency and rate are both empty"),
         (["target=tiny", "engine.name=none"], "engine.name is 'none': expected one of vllm, sglang"),
         (["target=tiny", "rounds=0"], "rounds is 0"),

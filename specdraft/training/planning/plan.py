@@ -15,6 +15,7 @@ from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.entry import build
 from specdraft.errors import UserError
 from specdraft.rendering import render
+from specdraft.targets.loading import check_options
 from specdraft.targets.parameters import target_sizes
 from specdraft.targets.target import PLACEMENTS
 from specdraft.training.devices import uses_gpus, world_size
@@ -174,15 +175,18 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
 
 
 def find_architecture(config: DictConfig) -> tuple[PreTrainedConfig, str]:
-    """The target's configuration and where it was found; a shipped shape stands in where the hub is out of reach."""
+    """The target's configuration and where it was found; a shipped shape stands in where the hub is out of reach.
+    Raises UserError where neither is there, and for options that the target's chat template does not name."""
     try:
-        return target_config(config.target), "its own configuration"
+        found = target_config(config.target)
     except UserError:
         shape = OmegaConf.select(config, "target_shape")  # some targets ship it
         if shape is None:
             raise
         published: Any = OmegaConf.to_container(shape, resolve=True)
         return shape_config(published), "published shape, as no configuration is in reach"
+    check_options(config.target)
+    return found, "its own configuration"
 
 
 def _devices(config: DictConfig) -> int:

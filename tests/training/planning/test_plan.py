@@ -52,6 +52,13 @@ def test_a_target_without_shape_or_hub_is_an_error(composed, monkeypatch):
         plan.find_architecture(composed("target.name=nobody/nothing"))
 
 
+def test_options_that_the_template_does_not_name_are_an_error(composed):
+    config = composed("target=tiny", "target.chat_template_options={thinking: false}")
+    with pytest.raises(UserError, match="chat_template_options"):
+        plan.find_architecture(config)
+    assert plan.find_architecture(composed("target=tiny"))[1] == "its own configuration"
+
+
 def test_draft_vocabulary_larger_than_the_vocabulary(composed):
     architecture = blueprint.shape_config(dict(composed("target=qwen3-8b").target_shape))
     with pytest.raises(UserError, match=r"draft_vocab_size is 200000: expected 1 to 151936"):
