@@ -36,6 +36,13 @@ def location(name: str) -> str:
     return str(folder)
 
 
+def recorded_name(name: str) -> str:
+    """The name as checkpoints and exports record it: of a directory or file here the whole path, so that it is found
+    from wherever they are read; ``~`` stays, as it is found so."""
+    path = Path(name)
+    return str(path.absolute()) if path.exists() else name
+
+
 def load(
     name: str,
     revision: str | None,
@@ -105,6 +112,8 @@ def load_config(name: str, revision: str | None = None) -> PreTrainedConfig:
 
 def _cannot_load(what: str, name: str, error: Exception) -> UserError:
     wanted = "a local from_pretrained directory or a reachable hub id"
+    if what == "target":
+        wanted += ", as target.name=PATH names it"
     if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
         return UserError(f"there is no directory {name}: expected the {what} there, {wanted}")
     said = f"{type(error).__name__}: {reason(error)}"

@@ -80,10 +80,11 @@ class Target(LanguageModel):
         options = checked_options(chat_template_options)
         load = partial(loading.load, name, revision, dtype, attn_implementation, trust_remote_code)
         load = partial(load, chat_template_options=options)
+        recorded = loading.recorded_name(name)
         if placement == "zero3":
             loaded = loading.checkpoint_dtype(name, revision, dtype, trust_remote_code)
             model, tokenizer, engine = load_partitioned(load, loaded)
-            target = cls(model, tokenizer, name, revision)
+            target = cls(model, tokenizer, recorded, revision)
             target.engine = engine
             return target
         if (placement == "remote") != (url is not None):
@@ -93,12 +94,12 @@ class Target(LanguageModel):
             from specdraft.targets.device_map import device_map  # engines' environments do without accelerate
 
             places = device_map(name, revision, dtype, trust_remote_code, max_memory, placement == "device_map")
-            target = cls(*load(device_map=places), name, revision)
+            target = cls(*load(device_map=places), recorded, revision)
             target.server = None if url is None else Server(url)
             return target
         place = _device(device)
         model, tokenizer = load()
-        target = cls(model.to(place), tokenizer, name, revision)
+        target = cls(model.to(place), tokenizer, recorded, revision)
         if target.device.type == "cpu":
             keep_freed_memory()
             if packed:

@@ -260,9 +260,11 @@ class DrafterModule(LightningModule):
         """Plain values only: DeepSpeed and ``torch.load(weights_only=True)`` both read them back."""
         buffers = dict(self.drafter.named_buffers())
         vocabulary = [buffers[name].cpu().numpy().tobytes() for name in ("d2t", "t2d") if name in buffers]
+        identity = dataclasses.asdict(self.target.identity)
         # Flat, so that the first difference can be named in a sentence.
         return {
-            **{f"target {key}": value for key, value in dataclasses.asdict(self.target.identity).items()},
+            # Its hashes tell one target from another, wherever its directory lies now.
+            **{f"target {key}": value for key, value in identity.items() if key != "name"},
             **{f"drafter {key}": value for key, value in json.loads(json.dumps(self.drafter.config())).items()},
             "draft vocabulary hash": fingerprint(b"".join(vocabulary)),
         }

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.errors import UserError
 from specdraft.targets import Target
+from specdraft.targets.loading import recorded_name
 from tests.fakes import tiny_llama
 from tests.families import FAMILIES
 
@@ -99,6 +100,14 @@ def test_missing_names(tmp_path):
     for name in ("./nowhere", "../nowhere", "~/nowhere"):
         assert refused(name).startswith(f"there is no directory {name}: expected the target there, a local")
     assert refused("embedded://nowhere") == "there is no embedded target 'embedded://nowhere': expected embedded://tiny"
+
+
+def test_a_relative_directory_is_recorded_as_a_whole_path(saved, monkeypatch):
+    monkeypatch.chdir(saved.parent)
+    for name in (f"./{saved.name}", saved.name, str(saved)):
+        assert Target.load(name, device="cpu").identity.name == str(saved)
+    for name in ("embedded://tiny", "owner/model", "./nowhere"):
+        assert recorded_name(name) == name
 
 
 def test_a_directory_of_the_users_own(saved, monkeypatch):

@@ -1,5 +1,6 @@
 import csv
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,17 @@ def test_trains_logs_and_keeps_the_target_out(make_run, tmp_path):
     assert config["extra"]["training"]["live_acceptance_length"] == pytest.approx(best) == pytest.approx(live.best)
     if live.best_step == 40:
         assert torch.equal(drafter.fc.weight, module.drafter.fc.weight)
+
+
+def test_a_target_may_have_moved_and_not_changed_on_resume(make_run, monkeypatch):
+    _, module, *_ = make_run()
+    checkpoint: dict = {}
+    module.on_save_checkpoint(checkpoint)
+    monkeypatch.setattr(module.target, "identity", replace(module.target.identity, name="/elsewhere"))
+    module.on_load_checkpoint(checkpoint)
+    monkeypatch.setattr(module.target, "identity", replace(module.target.identity, weights_hash="0"))
+    with pytest.raises(UserError, match="cannot resume: target weights_hash"):
+        module.on_load_checkpoint(checkpoint)
 
 
 def test_draft_vocabulary_is_verified_on_resume(make_run, tmp_path):
