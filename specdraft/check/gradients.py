@@ -8,6 +8,7 @@ from torch import Tensor
 from specdraft.check.outcome import Failed, NotApplicable
 from specdraft.check.subject import Subject
 from specdraft.check.training import gradients, packed, step, text
+from specdraft.onednn import plain
 from specdraft.targets.batch import Batch
 
 
@@ -39,12 +40,11 @@ def target_is_left_alone(subject: Subject) -> str:
     """The target before and after a step of the optimizer. Where it changes, the drafter learns to draft for a target
     that nobody serves; where it is part of the drafter, it is saved with every checkpoint."""
     target = subject.target
-    before = {name: value.clone() for name, value in target.model.state_dict().items() if isinstance(value, Tensor)}
+    before = {name: plain(value).clone() for name, value in target.model.state_dict().items()}
     drafter = subject.drafter().train()
-    own = {parameter.untyped_storage().data_ptr(): name for name, parameter in target.model.named_parameters()}
+    own = {_place(parameter): name for name, parameter in target.model.named_parameters()}
     for name, parameter in drafter.named_parameters():
-        if parameter.untyped_storage().data_ptr() in own:
-            shared = own[parameter.untyped_storage().data_ptr()]
+        if shared := own.get(_place(parameter)):
             mend = "read it through self.target, or copy it with .clone()"
             raise Failed(
                 f"{name} is the target's own {shared}: expected a drafter without weights of the target; {mend}"
@@ -59,7 +59,7 @@ def target_is_left_alone(subject: Subject) -> str:
     grown = [name for name, parameter in target.model.named_parameters() if parameter.requires_grad]
     learned = [name for name, parameter in target.model.named_parameters() if parameter.grad is not None]
     after = target.model.state_dict()
-    changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
+    changed = [name for name, value in before.items() if not torch.equal(value, plain(after[name]))]
     if wrong := [*changed, *learned, *grown]:
         with torch.no_grad():  # the other checks ask the same target
             for name in changed:
@@ -76,3 +76,8 @@ def target_is_left_alone(subject: Subject) -> str:
 
 def _first(gradients: Mapping[str, Tensor | None], wrong: Callable[[Tensor | None], bool]) -> str | None:
     return next((name for name, gradient in gradients.items() if wrong(gradient)), None)
+
+
+def _place(parameter: Tensor) -> int:
+    """Where its numbers lie; one that is packed for a processor has no place that could be told."""
+    return id(parameter) if parameter.is_mkldnn else parameter.untyped_storage().data_ptr()

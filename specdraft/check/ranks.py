@@ -49,12 +49,17 @@ def ranks_call_alike(subject: Subject) -> str:
     trained = [name for name, parameter in drafter.named_parameters() if parameter.requires_grad]
     if not trained:
         raise NotApplicable("it has no parameter to train")
+    if drafter.tunes_target:
+        raise NotApplicable("it tunes the target, which is refused where ranks share weights")
     batches = {"of many documents": usual_batch(subject)}
     for what, lengths, learned in (("of one long document", (40,), 20), ("with nothing to learn", (12, 9), 99)):
         documents = [[text(length, size, 4) for length in lengths]]
         batches[what] = packed(documents, [[[place >= learned for place in range(length)] for length in lengths]])
     batches["of short documents"] = packed([[text(6, size, 5)] * 4], [[[place >= 3 for place in range(6)]] * 4])
     first, expected = next(iter(batches)), None
+    calls_of(
+        drafter, batches[first].to(subject.target.device), subject.target
+    )  # the first of all may prepare something
     for what, batch in batches.items():
         try:
             calls = calls_of(drafter, batch.to(subject.target.device), subject.target)

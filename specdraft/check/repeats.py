@@ -24,7 +24,7 @@ def repeats_itself(subject: Subject) -> str:
     target, losses, drafts = subject.decoding_target(drafter), list[float](), list[list[list[Draft]]]()
     for turn in range(2):
         _elsewhere(turn)
-        losses.append(float(step(drafter.train(), usual_batch(subject), subject.target).loss.detach()))
+        losses.append(float(step(subject.drafter().train(), usual_batch(subject), subject.target).loss.detach()))
         _elsewhere(turn + 5)
         drafts.append(Recording(drafter.eval(), target).run(subject.prompts[:2], 8))
     if losses[0] != losses[1]:

@@ -7,7 +7,7 @@ token in it, whatever the drafter said. So requests grow at different paces, wit
 serving has."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.passes import Texts
 from specdraft.decoding.sampling import Chance, Sampling
-from specdraft.decoding.shapes import Shape, StaticTree
+from specdraft.decoding.shapes import DynamicTree, Shape, StaticTree
 from specdraft.decoding.tree import DraftTrees
 from specdraft.drafters.base import Drafter
 from specdraft.targets import Target
@@ -70,9 +70,10 @@ Ask = Callable[[Asked, Shape], DraftTrees]
 
 @dataclass
 class Recording:
-    """A drafter in the decode loop. shape: of the drafts. ask: how they are asked for, by default as ``sampling`` says.
-    own: the loop is handed them and decodes as ``sampling`` says, instead of the answer, greedily. blind: the drafter
-    is shown zeros for the target's hidden states. found: of each prompt its drafts."""
+    """A drafter in the decode loop. shape: of the drafts, which go on to the length that was trained. ask: how they are
+    asked for, by default as ``sampling`` says. own: the loop is handed them and decodes as ``sampling`` says, instead
+    of the answer, greedily. blind: the drafter is shown zeros for the target's hidden states. found: of each prompt its
+    drafts."""
 
     drafter: Drafter
     target: Target
@@ -83,6 +84,7 @@ class Recording:
     blind: bool = False
 
     def __post_init__(self) -> None:
+        self.shape = _as_trained(self.shape, self.drafter.whole_drafts)
         self.found: list[list[Draft]] = []
         self.answers: list[list[int]] = []
         self.drafter.forget()
@@ -171,6 +173,15 @@ class _WatchedDrafting:
                 row[accepted] = (row[accepted] + 1) % self._recording.target.vocab_size
             rows.append(row)
         return DraftTrees.chains(torch.tensor(rows, device=device))
+
+
+def _as_trained(shape: Shape, levels: int | None) -> Shape:
+    """A shape with so many levels, where they matter."""
+    if levels is None or levels <= shape.depth:
+        return shape
+    if isinstance(shape, DynamicTree):
+        return replace(shape, depth=levels)
+    return replace(shape, paths=(*shape.paths, *((0,) * depth for depth in range(shape.depth + 1, levels + 1))))
 
 
 def _renumbered(parents: Tensor, kept: Tensor) -> list[int]:

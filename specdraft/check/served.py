@@ -88,6 +88,8 @@ def same_text_same_draft(subject: Subject) -> str:
     rejected, or a state that misses what was accepted: acceptance falls the longer an answer is."""
     drafter = subject.drafter()
     target = subject.decoding_target(drafter)
+    if drafter.tunes_target:
+        raise NotApplicable("it tunes the target to go on with the guesses of the round before")
     rounds = Recording(drafter, target)
     rounds.run(subject.prompts[:1])
     checked = 0

@@ -1,5 +1,7 @@
 """Draft trees: every node follows from its own path."""
 
+from functools import partial
+
 import torch
 
 from specdraft.check.outcome import Failed, NotApplicable
@@ -27,7 +29,7 @@ def nodes_follow_their_paths(subject: Subject) -> str:
         except UserError as error:
             said.append(str(error))
             continue
-        recording = Recording(drafter, target, shape, ask=_ask)
+        recording = Recording(drafter, target, shape, ask=partial(_ask, drafter.whole_drafts or 0))
         recording.run(subject.prompts[:3], 8, batch_size=3)
         checked += sum(len(draft.tokens) for each in recording.found for draft in each)
     if len(said) == len(SHAPES):
@@ -35,15 +37,15 @@ def nodes_follow_their_paths(subject: Subject) -> str:
     return f"{checked} nodes of static and dynamic trees, each beside a chain along its path"
 
 
-def _ask(asked: Asked, shape: Shape) -> DraftTrees:
+def _ask(levels: int, asked: Asked, shape: Shape) -> DraftTrees:
     trees = asked.draft(shape, Sampling())
     for row in range(len(trees.tokens)):
-        _check(asked, trees, row)
+        _check(asked, trees, row, min(levels, shape.depth))
     return trees
 
 
-def _check(asked: Asked, trees: DraftTrees, row: int) -> None:
-    """Raises Failed for a node of this row that a chain along its path does not have."""
+def _check(asked: Asked, trees: DraftTrees, row: int, levels: int) -> None:
+    """Raises Failed for a node of this row that a chain along its path, of so many levels at least, does not have."""
     tokens, parents = trees.tokens[row].tolist(), trees.parents[row].tolist()
     there = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))[row].tolist()
     children: dict[tuple[int, ...], list[int]] = {}
@@ -53,12 +55,13 @@ def _check(asked: Asked, trees: DraftTrees, row: int) -> None:
             paths[node] = (*paths[parent], token)
             children.setdefault(paths[parent], []).append(token)
     for path, found in children.items():
-        depth = len(path) + 1
+        depth = max(len(path) + 1, levels)
         along = torch.zeros((len(trees.tokens), depth), dtype=torch.int64, device=trees.tokens.device)
         along[row, : len(path)] = torch.tensor(path, dtype=torch.int64)
         width = max(trees.width, len(found))
         forced = asked.draft(ForcedPath(along, width), Sampling()).tokens[row]
-        best = forced.view(-1, width)[-1].tolist() if len(forced) % width == 0 and len(forced) else forced.tolist()
+        whole = len(forced) == depth * width  # unless it ended early
+        best = forced.view(depth, width)[len(path)].tolist() if whole else forced.tolist()
         if found != best[: len(found)]:
             mend = "follow `parents` and `seen` of the level, and its depth"
             says = f"after the path {list(path)} the tree has {found}, a chain along it {best[: len(found)]}"

@@ -25,7 +25,7 @@ def main(config: DictConfig) -> None:
     if config.samples < 100:
         raise UserError(f"samples is {config.samples}: expected at least 100, for a test of a distribution")
     names = chosen(config.checks)
-    target = build(config.target)
+    target = build(config.random if config.target.name is None else config.target)
     size = config.model.get("draft_vocab_size")
     kept = min(size, target.vocab_size // 2) if size is not None else None
     # As a training chooses it, but for the size: a part of the vocabulary, of ids that are not their own numbers.

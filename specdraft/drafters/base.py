@@ -48,6 +48,10 @@ class Drafter(nn.Module, ABC):
     rates_hold: ClassVar[bool] = True
     """Whether what is accepted of one draft tells of drafts of other lengths: what the cost model predicts from."""
 
+    whole_drafts: int | None = None
+    """How long a draft is where decoding computes what training did: of tokens that see each other, a shorter draft is
+    another one. None: of any length."""
+
     branches: bool = False
     """Whether its drafts have branches, even where the shape is a chain."""
 

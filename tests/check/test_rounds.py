@@ -2,8 +2,9 @@
 
 from itertools import pairwise
 
-from specdraft.check.rounds import CHAIN, Recording, compare, count
+from specdraft.check.rounds import BUSH, CHAIN, Recording, compare, count
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.shapes import DynamicTree, StaticTree
 from tests.check.mine import subject
 
 
@@ -29,3 +30,16 @@ def test_a_drafter_shown_nothing_drafts_otherwise():
     assert "is drafted for" in (compare(seen, [each[:1] for each in seen], 1e-5) or "")
     found = [[draft._replace(q=None) for draft in each] for each in seen]
     assert "has none" in (compare(seen, found, 1e-5) or "")
+
+
+def test_drafts_are_as_long_as_was_trained_where_a_shorter_one_is_another():
+    mine = subject()
+    drafter = mine.drafter()
+    assert Recording(drafter, mine.target).shape == CHAIN
+    drafter.whole_drafts = 6
+    assert Recording(drafter, mine.target).shape == StaticTree.chain(6)
+    bush = Recording(drafter, mine.target, BUSH).shape
+    assert (bush.depth, bush.num_nodes) == (6, 11) and set(BUSH.paths) < set(bush.paths)
+    assert Recording(drafter, mine.target, DynamicTree(3, 3, 8)).shape == DynamicTree(6, 3, 8)
+    drafter.whole_drafts = 2  # drafts are cut to it anyway
+    assert Recording(drafter, mine.target).shape == CHAIN

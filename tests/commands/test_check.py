@@ -6,6 +6,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from specdraft.commands.check import main
+from specdraft.entry import CONF
 from tests.check.mine import SOURCE
 
 MODEL = """
@@ -64,6 +65,18 @@ def test_failures_set_the_exit_status_and_the_other_checks_go_on(check, outside)
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["FAILED", "passed", "FAILED"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_every_family_of_our_own_holds_all(check, model):
+    status, out, err = check(f"model={model}", "samples=1000")
+    assert status == 0 and "FAILED" not in out, out + err
+
+
+def test_a_target_whose_weights_are_packed(check):
+    status, out, err = check("model=medusa", "target=tiny", "checks=[target,gradients]")
+    assert status == 0 and "beside embedded://tiny of 4096 tokens" in out, out + err
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -72,7 +85,7 @@ def test_failures_set_the_exit_status_and_the_other_checks_go_on(check, outside)
         (["model=medusa", "samples=3"], "samples is 3: expected at least 100"),
         (["model=nobody"], "unknown model 'nobody': expected one of"),
         (["model=medusa", "model.drafter.num_heads=0"], "num_heads"),
-        (["model=medusa", "target.vocab_size=3"], "expected vocab_size of at least 8"),
+        (["model=medusa", "random.vocab_size=3"], "expected vocab_size of at least 8"),
     ],
 )
 def test_bad_input(check, settings, said):

@@ -116,6 +116,7 @@ class DFlash(DraftVocabulary, Drafter):
         check_smoothing(confidence_smoothing, sample_positions=False)
         self._arguments = arguments
         self.layers, self.mask_token, self.block_size, self.causal = tuple(layers), mask_token, block_size, causal
+        self.whole_drafts = None if causal else self.num_drafts
         self.num_layers, self.num_anchors, self.step_decay = num_layers, num_anchors, step_decay
         self.sequence_mean, self.confidence_smoothing = sequence_mean, confidence_smoothing
         self.divergence = divergence_of(divergence)
