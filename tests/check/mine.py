@@ -26,9 +26,9 @@ def rolling(*changes: tuple[str, str]) -> types.ModuleType:
     for before, after in changes:
         assert before in source, f"the page has no {before!r}"
         source = source.replace(before, after)
-    module = types.ModuleType("rolling")
+    module = types.ModuleType("drafter_of_the_page")  # a name that nobody else imports
     exec(compile(source, "rolling.py", "exec"), module.__dict__)
-    sys.modules["rolling"] = module  # a checkpoint names its class
+    sys.modules[module.__name__] = module  # a checkpoint names its class
     return module
 
 
