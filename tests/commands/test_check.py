@@ -91,3 +91,8 @@ def test_a_target_whose_weights_are_packed(check):
 def test_bad_input(check, settings, said):
     status, _, error = check(*settings)
     assert status == 2 and error.startswith("error: ") and said in error
+
+
+def test_help_names_the_folder_that_one_works_in(check):
+    status, out, _ = check("--help")
+    assert status == 0 and "hydra.searchpath=[file://$PWD/conf]" in out
