@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from specdraft.data.prompts import Prompt, categories_first, encode
 from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.pacing import Goodput, acceptance_rate, costs_of_tokens
 from specdraft.decoding.shapes import AUTO, Shape, StaticTree, draft_tokens
 from specdraft.decoding.stopping import Learned, Recording, learn_weights
@@ -65,11 +66,13 @@ class Pilot:
             if self.settings.grammar is not None:  # ranks are of drafts without it
                 return {}
             ranks = accuracies(way.drafter, self.target, requests, search.longest, search.top_k)
-        again = {
-            tree: self._requests(replace(way, shape=tree), temperature) for tree in search.trees(best.tokens, ranks)
-        }
-        counts = {tree: summarize(own, way.name, temperature, tree.depth).counts for tree, own in again.items()}
-        return {tree: each.acceptance_length for tree, each in counts.items()}
+        found = {}
+        for tree in search.trees(best.tokens, ranks):
+            counts = AcceptanceCounts(tree.depth)
+            for request in self._requests(replace(way, shape=tree), temperature):
+                counts.add(request.drafted)
+            found[tree] = counts.acceptance_length
+        return found
 
     def settled(self, way: Way, temperature: float) -> Shape:
         """``way.shape``; if it ends by a rule for which something has to be measured, with that."""

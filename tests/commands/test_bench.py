@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 
 from specdraft.commands.bench import main
 from tests.bench.conftest import program, world
@@ -19,19 +18,9 @@ __all__ = ["program", "world"]
 
 
 @pytest.fixture
-def bench(monkeypatch, capsys, tmp_path):
+def bench(called, tmp_path):
     """bench(settings...) -> exit status, standard output, standard error."""
-
-    def run(*settings: str) -> tuple[int, str, str]:
-        GlobalHydra.instance().clear()
-        monkeypatch.setattr(sys, "argv", ["bench", *settings, f"hydra.run.dir={tmp_path / 'out'}"])
-        try:
-            main()
-        except SystemExit as ended:
-            return (ended.code, *capsys.readouterr())
-        return (0, *capsys.readouterr())
-
-    return run
+    return lambda *settings: called(main, *settings, f"hydra.run.dir={tmp_path / 'out'}")
 
 
 @pytest.fixture

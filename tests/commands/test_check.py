@@ -1,9 +1,9 @@
 """``specdraft check`` from a model's configuration to its lines and exit status."""
 
 import sys
+from functools import partial
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdraft.commands.check import main
 from specdraft.entry import CONF
@@ -18,19 +18,9 @@ draft_vocab_size: null
 
 
 @pytest.fixture
-def check(monkeypatch, capsys):
+def check(called):
     """check(settings...) -> exit status, standard output, standard error."""
-
-    def run(*settings: str) -> tuple[int, str, str]:
-        GlobalHydra.instance().clear()
-        monkeypatch.setattr(sys, "argv", ["check", *settings])
-        try:
-            main()
-        except SystemExit as ended:
-            return (ended.code, *capsys.readouterr())
-        return (0, *capsys.readouterr())
-
-    return run
+    return partial(called, main)
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
 """``specdraft doctor`` from a checkpoint to its report."""
 
-import sys
+from functools import partial
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdraft.commands.doctor import main
 from specdraft.drafters.checkpoint import save_drafter
@@ -14,19 +13,9 @@ from tests.fakes import tiny_llama
 
 
 @pytest.fixture
-def doctor(monkeypatch, capsys):
+def doctor(called):
     """doctor(settings...) -> exit status, standard output, standard error."""
-
-    def run(*settings: str) -> tuple[int, str, str]:
-        GlobalHydra.instance().clear()
-        monkeypatch.setattr(sys, "argv", ["doctor", *settings])
-        try:
-            main()
-        except SystemExit as ended:
-            return (ended.code, *capsys.readouterr())
-        return (0, *capsys.readouterr())
-
-    return run
+    return partial(called, main)
 
 
 def test_a_checkpoint_names_its_target_and_faults_set_the_exit_status(doctor, tmp_path):

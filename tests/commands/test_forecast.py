@@ -1,29 +1,18 @@
 """``specdraft forecast`` from runs to its page."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdraft.commands.forecast import main
 from tests.forecast.written import write_run
 
 
 @pytest.fixture
-def forecast(monkeypatch, capsys):
+def forecast(called):
     """forecast(words...) -> exit status, standard output, standard error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        GlobalHydra.instance().clear()
-        monkeypatch.setattr(sys, "argv", ["forecast", *words])
-        try:
-            main()
-        except SystemExit as ended:
-            return (ended.code, *capsys.readouterr())
-        return (0, *capsys.readouterr())
-
-    return run
+    return partial(called, main)
 
 
 def test_plain_words_are_runs(forecast, tmp_path):
