@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 from tqdm import tqdm
 
 from specdraft.bench.advice import PLAIN
@@ -15,6 +16,7 @@ from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.drafters.checkpoint import load_drafter
 from specdraft.errors import UserError
 from specdraft.export import export
+from specdraft.text import counted
 
 
 def contenders(
@@ -69,13 +71,20 @@ def served(
     key: str = "",
 ) -> Iterator[dict[str, Place]]:
     """Where each contender is served. What is started here is ended here, also by Ctrl-C or a signal to end.
-    Raises UserError where an engine does not start, or a running server does not answer."""
+    Raises UserError where an engine does not start or dies, where all do not fit in memory, or a running server does
+    not answer."""
     with ended_by_signals(), ExitStack() as stack:
         places: dict[str, Place] = {}
-        for each in tqdm(list(wanted), "starting servers" if target else "asking servers", unit="server"):
+        everyone = list(wanted)
+        for each in tqdm(everyone, "starting servers" if target else "asking servers", unit="server"):
             if each.url is not None:
                 places[each.name] = Place(each.url, model or model_of(each.url, key))
                 continue
+            started = [place.server for place in places.values() if place.server is not None]
+            for other in started:
+                other.check()
+            if started:
+                _check_memory(started[0].memory(), len(everyone) - len(started))
 
             def command(port: int, name: str, options: Sequence[str] = each.options) -> list[str]:
                 return engine.server(target, revision, options, port, name)
@@ -84,3 +93,13 @@ def served(
             stack.callback(server.end)
             places[each.name] = Place(server.url, server.model, server)
         yield places
+
+
+def _check_memory(each: int, missing: int) -> None:
+    """Raises UserError where ``missing`` more servers of ``each`` bytes do not fit: a machine without memory ends
+    one of them minutes later, without a word of why."""
+    free = psutil.virtual_memory().available
+    if missing * each > free:
+        wrong = f"{counted(missing, 'server')} more of {each / 1e9:.1f} GB each do not fit in {free / 1e9:.1f} GB"
+        mend = "fewer draft_tokens or checkpoints, ngram=false, or flags by which a server takes less"
+        raise UserError(f"{wrong}: expected room for all at once, as they take turns; give {mend}")

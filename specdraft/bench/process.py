@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import httpx
+import psutil
 
 from specdraft.errors import UserError
 
@@ -66,6 +67,16 @@ class Server:
         if (status := self._process.poll()) is not None:
             died = f"the engine at {self.url} died with status {status}, and what it measured is lost"
             raise UserError(f"{died}: expected it to serve until the end; its log ends with: {self.log()}")
+
+    def memory(self) -> int:
+        """Bytes of this machine's memory that it holds alone, with the processes that it started."""
+        held = 0
+        with suppress(psutil.Error):
+            first = psutil.Process(self._process.pid)
+            for process in (first, *first.children(recursive=True)):
+                with suppress(psutil.Error):
+                    held += process.memory_full_info().uss
+        return held
 
     def end(self) -> None:
         """Politely, then by force; nothing of its process group stays, even if this is interrupted."""

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from specdraft.bench import contenders as module
+from specdraft.bench import process
 from specdraft.bench.contenders import contenders, running, served
 from specdraft.bench.engines import VLLMServer
 from specdraft.errors import UserError
@@ -42,6 +43,33 @@ def test_running_servers(world):
         running("localhost:8000", None)
     with pytest.raises(UserError, match="expected two servers"):
         running(one.url, one.url)
+
+
+def test_servers_that_do_not_fit_are_refused_before_the_second_starts(program, tmp_path, monkeypatch):
+    found = contenders(VLLMServer(), VLLM, [], [1, 2, 3], True, tmp_path)
+    free = type("Memory", (), {"available": 10**6})()
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
+    asked = []
+    monkeypatch.setattr(module.Server, "memory", lambda self: asked.append(self) or 4 * 10**5)
+    with (
+        pytest.raises(UserError, match=r"3 servers more of 0\.0 GB each do not fit in 0\.0 GB: .* ngram=false"),
+        served(found, VLLMServer(str(program)), "a/b", None),
+    ):
+        pass
+    assert len(asked) == 1 and asked[0]._process.poll() is not None
+
+
+def test_an_engine_that_dies_while_others_start_ends_the_start(program, tmp_path, monkeypatch):
+    found = contenders(VLLMServer(), VLLM, [], [1, 2], True, tmp_path)
+
+    def memory(self: process.Server) -> int:
+        self._process.kill()
+        self._process.wait()
+        return 0
+
+    monkeypatch.setattr(module.Server, "memory", memory)
+    with pytest.raises(UserError, match="died with status"), served(found, VLLMServer(str(program)), "a/b", None):
+        pass
 
 
 def test_what_was_started_is_ended_whatever_happens(program, tmp_path):

@@ -27,7 +27,9 @@ def start(*words: str, timeout: float = 20.0) -> Server:
 def test_it_serves_until_it_is_ended():
     server = start()
     server.check()
+    assert 1e6 < server.memory() < 1e9  # of an interpreter
     server.end()
+    assert server.memory() == 0
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=1)
 
