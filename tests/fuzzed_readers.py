@@ -15,7 +15,7 @@ from specdraft.data.store.contents import INDEX
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import about_target, load_drafter, save_drafter
 from specdraft.drafters.draft_model import DraftModel
-from specdraft.drafters.eagle import Eagle, Eagle3
+from specdraft.drafters.eagle import MTP, Eagle, Eagle3
 from specdraft.drafters.hydra import Hydra
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.redrafter import ReDrafter
@@ -68,7 +68,9 @@ EVALUATION = {
 
 def readers(folder: Path) -> list[Reader]:
     """All readers; their samples are written below ``folder``."""
-    target = Target.from_model(tiny_llama(num_hidden_layers=6))
+    model = tiny_llama(num_hidden_layers=6)
+    model.save_pretrained(folder / "whole")  # an export of an MTP layer takes the embedding from there
+    target = Target.from_model(model, name=str(folder / "whole"))
 
     def path(name: str) -> Path:
         (folder / name).mkdir(parents=True)
@@ -118,6 +120,11 @@ def readers(folder: Path) -> list[Reader]:
     public = export(checkpoint("to-publish", heads["eagle3"]), VLLM("auto"), folder / "public")
     (public / "README.md").unlink()
     found.append(Reader("import", public, lambda place: import_head(place, target)))
+    drafters = {name: heads[name] for name in ("medusa", "eagle", "draft")} | {"mtp": MTP.for_target(target)}
+    for name, drafter in drafters.items():
+        public = export(checkpoint(f"{name}-to-publish", drafter), VLLM("auto"), folder / f"public-{name}")
+        (public / "README.md").unlink()
+        found.append(Reader(f"import-{name}", public, lambda place: import_head(place, target)))
     recurrent = checkpoint("recurrent", ReDrafter.for_target(target, exit_size=40))
     public = export(recurrent, RecurrentDrafting("auto"), folder / "public-recurrent")
     (public / "README.md").unlink()

@@ -24,7 +24,7 @@ def main(config: DictConfig) -> None:
     from specdraft.evaluation import load_prompts
 
     if config.checkpoint is None:
-        raise UserError("checkpoint= is missing: expected the path of a run, a drafter, or an exported EAGLE-3 head")
+        raise UserError("checkpoint= is missing: expected the path of a run, a drafter or an export")
     recorded, directory = {}, Path(config.checkpoint)
     if is_checkpoint(config.checkpoint):
         recorded, directory = read_config(config.checkpoint), find(config.checkpoint)

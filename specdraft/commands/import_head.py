@@ -1,4 +1,4 @@
-"""``specdraft import PATH --target NAME``: a public head, as engines load it, becomes a checkpoint."""
+"""``specdraft import PATH --target NAME``: a public drafter, as engines load it, becomes a checkpoint."""
 
 import argparse
 from pathlib import Path
@@ -9,9 +9,12 @@ from specdraft.errors import UserError, exit_on_user_error
 @exit_on_user_error
 def main() -> None:
     """Read the command line, import, and say where the checkpoint is."""
-    about = "A public head, as engines load it, becomes a checkpoint: EAGLE-3, P-EAGLE, DFlash, DSpark, ReDrafter."
+    about = (
+        "A public drafter, as engines load it, becomes a checkpoint: EAGLE-1 and 3, P-EAGLE, Medusa, MTP, DFlash, "
+        "DSpark, ReDrafter, and any small causal model as a draft model."
+    )
     parser = argparse.ArgumentParser(prog="specdraft import", description=about)
-    parser.add_argument("path", type=Path, help="a directory with config.json and weights of a head")
+    parser.add_argument("path", type=Path, help="a directory with config.json and weights of a drafter")
     parser.add_argument("--target", required=True, help="hub id, directory or embedded://tiny")
     parser.add_argument("--revision", help="the target's, where it is a hub id")
     parser.add_argument("--dtype", default="auto", help="in which the target is loaded (auto: its own)")

@@ -63,8 +63,8 @@ class LoadedDrafter:
 
     @classmethod
     def load(cls, path: str | Path, target: Target) -> "LoadedDrafter":
-        """From a run, a drafter's directory, or an exported (or public) head.
-        Raises UserError for anything else, and for a head whose files contradict each other."""
+        """From a run, a drafter's directory, or what was exported or published.
+        Raises UserError for anything else, and for a drafter whose files contradict each other."""
         if is_checkpoint(path):
             drafter, config = load_drafter(path)
             if drafter.tunes_target:

@@ -10,6 +10,7 @@ from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.eagle.head import EagleHead
 from specdraft.drafters.layers import shape_of
+from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.export.eagle3 import LAYERS, layout
 from specdraft.export.layout import DTYPES
@@ -28,13 +29,15 @@ def check_files(loaded: LoadedDrafter, serving: Serving) -> dict[str, Finding]:
     findings["context length"] = _context_length(loaded, serving)
     if any(True for _ in loaded.drafter.parameters()):
         findings["weights"] = _weights(loaded.drafter)
+        findings["dtype"] = _dtype(loaded, serving)
     if isinstance(loaded.drafter, EagleHead):
         findings["rope"] = _rope(loaded)
     if type(loaded.drafter) is DFlash:  # what is built on it, vLLM does not serve on a CPU
         findings["key norms"] = _key_norms(loaded.drafter)
+    if isinstance(loaded.drafter, Medusa) and loaded.exported:
+        findings["biases"] = _biases(loaded)
     if isinstance(head := loaded.drafter, Eagle3):
         findings |= {"layer numbering": _layer_numbering(loaded), "d2t": _d2t(head, loaded)}
-        findings["dtype"] = _dtype(loaded, serving)
     return findings
 
 
@@ -137,6 +140,15 @@ def _key_norms(drafter: DFlash) -> Finding:
             "layer by the first layer's weights, and drafts otherwise than it was trained to; GPUs run another kernel"
         )
     return ok("the layers' key norms are alike, so that every engine computes the same")
+
+
+@torch.no_grad()
+def _biases(loaded: LoadedDrafter) -> Finding:
+    held = any(weight.any() for name, weight in loaded.drafter.named_parameters() if name.endswith("bias"))
+    if held and not loaded.exported.get("medusa_fc_bias"):
+        wrong = "the heads' blocks have biases, which vLLM leaves out where config.json does not name them"
+        return fault(f"{wrong}: expected medusa_fc_bias=true; add it, or engines draft otherwise than was trained")
+    return ok(f"the blocks have {'biases, as config.json says' if held else 'none'}")
 
 
 @torch.no_grad()

@@ -28,14 +28,23 @@ def find_start(
     not fit."""
     if start == "layers":
         layers = _chosen_layers(copy_layers, target.num_layers)
-        return _with_layers(_describe(target.config), layers), target, layers
+        return _with_layers(describe(target.config), layers), target, layers
     if start == "scratch":
         shape = shape or {"num_hidden_layers": max(1, target.num_layers // 4)}
-        return _reshaped(_describe(target.config), shape), None, ()
+        return _reshaped(describe(target.config), shape), None, ()
     if start == "checkpoint":
         sibling = _sibling(checkpoint, revision, shape, target, shares_tokenizer)
-        return _describe(sibling.config), sibling, range(sibling.num_layers)
+        return describe(sibling.config), sibling, range(sibling.num_layers)
     raise UserError(f"start is {start!r}: expected one of {', '.join(STARTS)}")
+
+
+def describe(config: PreTrainedConfig) -> dict[str, Any]:
+    """What a configuration says of the architecture, as ``DraftModel`` takes it: without a soft-cap."""
+    volatile = {"_name_or_path", "architectures", "transformers_version", "dtype", "id2label", "label2id"}
+    kept = {key: value for key, value in config.to_dict().items() if key not in volatile}
+    if "final_logit_softcapping" in kept:
+        kept["final_logit_softcapping"] = None
+    return kept
 
 
 def build_model(config: Mapping[str, Any], attention: str) -> PreTrainedModel:
@@ -64,15 +73,6 @@ def take_weights(draft: LanguageModel, source: LanguageModel, layers: Sequence[i
         found = f"layers {list(layers)} do not fit a model of their own ({reason(error)})"
         raise UserError(f"{found}: expected ones built alike; choose others with model.drafter.copy_layers") from error
     draft.head.load_state_dict(source.head.state_dict())
-
-
-def _describe(config: PreTrainedConfig) -> dict[str, Any]:
-    """What a configuration says of the architecture; the soft-cap is left out (see ``DraftModel``)."""
-    volatile = {"_name_or_path", "architectures", "transformers_version", "dtype", "id2label", "label2id"}
-    kept = {key: value for key, value in config.to_dict().items() if key not in volatile}
-    if "final_logit_softcapping" in kept:
-        kept["final_logit_softcapping"] = None
-    return kept
 
 
 def _with_layers(config: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:

@@ -56,20 +56,34 @@ def load(
     """The causal LM, which errors call the ``what``, and its tokenizer. ``attention`` "auto": sdpa where transformers
     has it for the architecture, else eager. ``chat_template_options`` are bound to the tokenizer. Raises UserError if
     the hub, the files or the architecture are missing, and as ``bind_options``, before the model is read."""
+    read_tokenizer = partial(load_tokenizer, name, revision, trust_remote_code, f"tokenizer of the {what}")
+    if chat_template_options:
+        bind_options(read_tokenizer(), chat_template_options)
+    model = load_model(name, revision, dtype, attention, trust_remote_code, what, device_map)
+    tokenizer = read_tokenizer()
+    bind_options(tokenizer, chat_template_options)
+    return model, tokenizer
+
+
+def load_model(
+    name: str,
+    revision: str | None,
+    dtype: str,
+    attention: str,
+    trust_remote_code: bool = False,
+    what: str = "target",
+    device_map: dict[str, Any] | None = None,
+) -> Any:
+    """As ``load``, the causal LM alone."""
     if dtype not in _DTYPES:
         raise UserError(f"target.dtype is {dtype!r}: expected one of {', '.join(_DTYPES)}")
     where = location(name)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         check_files(where, revision)
-        read_tokenizer = partial(load_tokenizer, name, revision, trust_remote_code, f"tokenizer of the {what}")
-        if chat_template_options:
-            bind_options(read_tokenizer(), chat_template_options)
         read = partial(AutoModelForCausalLM.from_pretrained, where, use_safetensors=True, output_loading_info=True)
         implementation = None if attention == "auto" else attention
         model, report = read(dtype=dtype, attn_implementation=implementation, device_map=device_map, **common)
-        tokenizer = read_tokenizer()
-        bind_options(tokenizer, chat_template_options)
     except UserError:
         raise
     except Exception as error:  # transformers, the hub client and safetensors raise a dozen kinds
@@ -80,7 +94,7 @@ def load(
     if missing := report["missing_keys"]:  # transformers fills them with random numbers and goes on
         lack = f"its files lack {len(missing)} of its weights, {min(missing)} among them"
         raise UserError(f"cannot load the {what} {name!r}: {lack}; expected a complete causal LM")
-    return model, tokenizer
+    return model
 
 
 def load_tokenizer(

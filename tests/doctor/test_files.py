@@ -1,6 +1,7 @@
 """Faults that the files alone show, each planted in a sound head and found by its name."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ from specdraft.doctor import Level, LoadedDrafter, Serving, run_checks
 from specdraft.doctor.files import check_files
 from specdraft.drafters.checkpoint import about_target, save_drafter
 from specdraft.drafters.dflash import DFlash
+from specdraft.drafters.draft_model import DraftModel
+from specdraft.drafters.eagle import Eagle
 from specdraft.drafters.medusa import Medusa
 from specdraft.embedded.tokenizer import train_tokenizer
 from specdraft.errors import UserError
+from specdraft.export import export
+from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 from specdraft.targets.chat_template import BOUND, template_hash
 from tests.doctor.common import LAYERS, QUESTIONS, VOCAB, faults
@@ -149,3 +154,25 @@ def test_weights_that_training_begins_with(target):
     """Residual blocks of Medusa's heads are zeros at first, which is no fault."""
     drafter = Medusa.for_target(target)
     assert check_files(LoadedDrafter(drafter, target), Serving())["weights"].level is Level.NOTE
+
+
+def test_biases_that_an_engine_leaves_out(target, prompts, tmp_path):
+    """Public Medusa heads have them, and a config.json from which vLLM concludes that they have none."""
+    heads = Medusa.for_target(target, num_heads=2)
+    torch.nn.init.normal_(heads.blocks[0].layers[0].bias)
+    save_drafter(heads, tmp_path / "drafter", target.identity, {"target": about_target(target)})
+    folder = export(tmp_path / "drafter", VLLM("float32"), tmp_path / "served")
+    assert check_files(LoadedDrafter.load(folder, target), Serving())["biases"].level is Level.OK
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"medusa_fc_bias": False}))
+    findings = run_checks(LoadedDrafter.load(folder, target), prompts, Serving(), 16)
+    assert faults(findings) == {"biases"} and "medusa_fc_bias=true" in findings["biases"].sentence
+
+
+@pytest.mark.parametrize("kind", [Eagle, DraftModel])
+def test_exports_of_other_families_are_examined_as_they_are_served(target, prompts, tmp_path, kind):
+    save_drafter(kind.for_target(target), tmp_path / "drafter", target.identity, {"target": about_target(target)})
+    folder = export(tmp_path / "drafter", VLLM("bfloat16"), tmp_path / "served")
+    findings = run_checks(LoadedDrafter.load(folder, target), prompts, Serving(), 16)
+    assert {"target", "chat template", "context length", "weights", "dtype", "decoding"} <= set(findings)
+    assert findings["target"].level is Level.OK and "bfloat16" in findings["dtype"].sentence

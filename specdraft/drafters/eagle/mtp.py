@@ -130,21 +130,30 @@ class MTP(BorrowedHead, family="mtp"):
         """Begin as the layer in the target's files. Raises UserError if there is none, or one of another shape."""
         identity = target.identity
         files = Weights(identity.name, identity.revision)
-        names = {self.layout.published(name, target.num_layers): name for name in published(self.state_dict())}
+        names = self._names(target.num_layers)
         if missing := next((name for name in names if name not in files), None):
             wrong = f"the target {identity.name!r} has no MTP layer of its own: {missing} is not in its files"
             raise UserError(f"{wrong}; set model.drafter.start=scratch")
+        self.take(files.read(names), target.num_layers, repr(identity.name))
+
+    def take(self, tensors: Mapping[str, Tensor], layers: int, source: str) -> None:
+        """Take the weights that ``source``, in words, calls by the names of the layout. Raises UserError for tensors of
+        another shape, too few or too many."""
+        names = self._names(layers)
         try:
-            read = {names[theirs]: tensor.float() for theirs, tensor in files.read(names).items()}
-            self.load_state_dict(stacked(read))
-        except RuntimeError as error:  # of other shapes
-            wrong = f"the MTP layer of {identity.name!r} is of another shape ({' '.join(str(error).split())[:200]})"
+            self.load_state_dict(stacked({names.get(name, name): tensor.float() for name, tensor in tensors.items()}))
+        except RuntimeError as error:
+            wrong = f"the MTP layer of {source} is of another shape ({' '.join(str(error).split())[:200]})"
             raise UserError(f"{wrong}: expected that of the target's own layers") from error
 
     def published(self, layers: int) -> dict[str, Tensor]:
         """The tensors by the names of the layout, for a target of so many layers; those of experts one by one."""
         tensors = published(self.state_dict())
-        return {self.layout.published(name, layers): tensor for name, tensor in tensors.items()}
+        return {theirs: tensors[ours] for theirs, ours in self._names(layers).items()}
+
+    def _names(self, layers: int) -> dict[str, str]:
+        """Of the layout to those of ``published``."""
+        return {self.layout.published(name, layers): name for name in published(self.state_dict())}
 
     def feature(self, features: Features) -> Tensor:
         """See ``EagleHead``."""

@@ -9,9 +9,14 @@ from torch import Tensor
 from specdraft.drafters.base import Drafter
 from specdraft.errors import UserError
 from specdraft.export.importing.dflash import read_dflash, read_dspark
+from specdraft.export.importing.draft_model import read_draft_model
+from specdraft.export.importing.eagle1 import read_eagle
 from specdraft.export.importing.eagle3 import read_eagle3
 from specdraft.export.importing.files import read_published
+from specdraft.export.importing.medusa import read_medusa
+from specdraft.export.importing.mtp import read_mtp
 from specdraft.export.importing.redrafter import read_redrafter
+from specdraft.export.importing.shared import refuse_layers
 from specdraft.export.layout import TITLES
 from specdraft.export.redrafter import MODEL_TYPE
 from specdraft.targets import Target
@@ -23,10 +28,13 @@ _READERS: dict[str, Reader] = {
     "dflash": read_dflash,
     "dspark": read_dspark,
     "redrafter": read_redrafter,
+    "medusa": read_medusa,
+    "eagle": read_eagle,
+    "mtp": read_mtp,
 }
-READ = "an EAGLE-3 or P-EAGLE head, a DFlash or DSpark drafter, or a ReDrafter"
+_DRAFT_MODEL = "draft_model"
 _SPECULATORS = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
-_OTHERS = {"medusa": "Medusa heads", "eagle": "an EAGLE-1 head", "draft_model": "a draft model"}
+_OF_MTP = ("mtp_layers.", ".eh_proj.")
 
 
 def import_head(directory: str | Path, target: Target, layers: Sequence[int] | None = None) -> Drafter:
@@ -36,10 +44,10 @@ def import_head(directory: str | Path, target: Target, layers: Sequence[int] | N
     directory = Path(directory)
     config, tensors = read_published(directory)
     family = _family(config, tensors)
-    if family in _OTHERS:
-        wrong = f"{directory} is an export of {_OTHERS[family]}"
-        raise UserError(f"{wrong}: expected that of {READ}, as others are not read back; give the run instead")
     try:
+        if family == _DRAFT_MODEL:
+            refuse_layers(layers, "a draft model reads")
+            return read_draft_model(directory, config, target)
         return _READERS[family](config, tensors, target, layers)
     except UserError:
         raise
@@ -55,15 +63,19 @@ def _family(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
         kind = config["speculators_model_type"]
         if kind == "mtp":
             wrong = "the files hold a speculator of the type 'mtp', a Qwen3 layer with norms of queries and keys"
-            raise UserError(f"{wrong}: expected {READ}; specdraft's MTP layer is MiMo's, and has none")
+            raise UserError(f"{wrong}: expected another drafter; specdraft's MTP layer is MiMo's, and has none")
         if not isinstance(kind, str) or kind not in _SPECULATORS:
             raise UserError(f"the files hold a speculator of the type {kind!r}: expected {', '.join(_SPECULATORS)}")
         return _SPECULATORS[kind]
     if config.get("model_type") == MODEL_TYPE:
         return "redrafter"
+    if "medusa_num_heads" in config:  # of Medusa's own repository, which says neither of the two
+        return "medusa"
     for family in ("medusa", "dspark", "dflash"):
         if family in says:
             return family
     if "eagle3" in says or any("hidden_norm" in name for name in tensors):
         return "eagle3"
-    return "eagle" if any(name.endswith("fc.weight") for name in tensors) else "draft_model"
+    if any(part in name for part in _OF_MTP for name in tensors):
+        return "mtp"
+    return "eagle" if any(name.endswith("fc.weight") for name in tensors) else _DRAFT_MODEL

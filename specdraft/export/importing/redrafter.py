@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdraft.drafters.redrafter import ReDrafter
 from specdraft.errors import UserError
+from specdraft.export.importing.shared import check_sizes, refuse_layers
 from specdraft.export.layout import check_tensors
 from specdraft.export.redrafter import published_name, tensor_shapes
 from specdraft.targets import Target
@@ -22,16 +23,12 @@ def read_redrafter(
 ) -> ReDrafter:
     """The drafter of these files, weights in fp32, bound to ``target``. Raises UserError for files of another target,
     or of a drafter without a recurrence, and for ``layers``, as it reads none."""
-    if layers is not None:
-        raise UserError("a ReDrafter reads the last hidden state alone: expected no --layers; leave them out")
+    refuse_layers(layers, "a ReDrafter reads")
     for key in _SIZES:
         if type(config.get(key)) is not int or config[key] < 1:
             wrong = f"the drafter's {key} is {config.get(key)!r}"
             raise UserError(f"{wrong}: expected a positive number; download its config.json again")
-    for key, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if config[key] != wanted:
-            wrong = f"the drafter's {key} is {config[key]} and the target's {wanted}"
-            raise UserError(f"{wrong}: expected a drafter of this target; name its own target")
+    check_sizes(target, config, ("hidden_size", "vocab_size"), "a drafter")
     if config.get("rnn") is not True:
         wrong = f"the drafter has rnn={str(config.get('rnn')).lower()}, a sum of embeddings and no recurrence"
         raise UserError(f"{wrong}: expected rnn=true, as in the paper; train a ReDrafter of your own")

@@ -1,6 +1,6 @@
 """What readers of several families share: sizes of the target, shapes of a layer, the draft vocabulary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,49 @@ from specdraft.onednn import plain
 from specdraft.targets import Target
 
 
+def check_sizes(
+    target: Target, config: Mapping[str, Any], keys: Sequence[str], title: str, optional: bool = False
+) -> None:
+    """Raises UserError where the files of a drafter, ``title`` with its article, are of a target of other sizes.
+    ``optional``: keys may be left out."""
+    what = title.removeprefix("a ").removeprefix("an ")
+    for key in keys:
+        found, wanted = config.get(key), getattr(target, key)
+        if found != wanted and not (optional and found is None):
+            wrong = f"the {what}'{'' if what.endswith('s') else 's'} {key} is {found} and the target's {wanted}"
+            raise UserError(f"{wrong}: expected {title} of this target; name its own target")
+
+
+def refuse_layers(layers: Sequence[int] | None, reads: str) -> None:
+    """Raises UserError for layers of the target where there is nothing to choose."""
+    if layers is not None:
+        raise UserError(f"{reads} no auxiliary layers of the target: expected no --layers; leave them out")
+
+
+def drop_borrowed(target: Target, tensors: dict[str, Tensor], title: str, prefix: str = "") -> None:
+    """Leave out the embedding and projection of ``tensors``, which are the target's. Raises UserError if they are
+    not."""
+    weights = {f"{prefix}embed_tokens.weight": target.embedding_weight, "lm_head.weight": target.head.weight}
+    for name, weight in weights.items():
+        own = tensors.pop(name, None)
+        if own is not None and not _equal(own, weight):
+            wrong = f"{name} in the files is not the target's own, which {title} borrows"
+            raise UserError(f"{wrong}: expected the target that it was trained for; name that one")
+
+
 def share_with(target: Target, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
     """Drop an embedding that is the target's own, and fill in the projection that engines would share."""
-    for key, wanted in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if config.get(key) != wanted:
-            wrong = f"the head's {key} is {config.get(key)} and the target's {wanted}"
-            raise UserError(f"{wrong}: expected a head of this target; name its own target")
+    check_sizes(target, config, ("hidden_size", "vocab_size"), "a head")
     own = tensors.get("embed_tokens.weight")
-    if own is not None and torch.equal(own, plain(target.embedding_weight.detach()).to(own.device, own.dtype)):
+    if own is not None and _equal(own, target.embedding_weight):
         del tensors["embed_tokens.weight"]
     if (config.get("draft_vocab_size") or target.vocab_size) == target.vocab_size:
         tensors.setdefault("lm_head.weight", plain(target.head.weight.detach()).cpu())
+
+
+def _equal(own: Tensor, weight: Tensor) -> bool:
+    theirs = plain(weight.detach())
+    return own.shape == theirs.shape and torch.equal(own, theirs.to(own.device, own.dtype))
 
 
 def layer_shape(config: Mapping[str, Any], target: Target) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from specdraft.drafters.eagle import PEagle
 from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.importing import import_head
-from specdraft.export.sglang import SGLang
 from specdraft.export.vllm import VLLM
 
 
@@ -274,24 +273,6 @@ def of_other_layers(config, tensors):
 def test_what_our_head_does_not_compute_is_refused_by_name(rewritten, target, change, expected):
     _, directory = rewritten(change)
     with pytest.raises(UserError, match=expected):
-        import_head(directory, target)
-
-
-@pytest.mark.parametrize(
-    ("engine", "family", "expected"),
-    [
-        (VLLM, "eagle", "an EAGLE-1 head"),
-        (SGLang, "eagle", "an EAGLE-1 head"),
-        (VLLM, "medusa", "Medusa heads"),
-        (VLLM, "draft_model", "a draft model"),
-        (VLLM, "pard", "a draft model"),
-    ],
-)
-def test_exports_of_other_families_are_called_by_their_names(
-    make_drafter, save, target, tmp_path, engine, family, expected
-):
-    directory = export(save(make_drafter(family)), engine(), tmp_path / "other")
-    with pytest.raises(UserError, match=f"is an export of {expected}: expected that of an EAGLE-3"):
         import_head(directory, target)
 
 
