@@ -15,7 +15,7 @@ continues its own answers. Systems take turns on every prompt, or on every few b
 wakes up slows all of them. The openings are read by the target once for all systems, and not timed: speeds are of what
 comes after them. At temperature 0 answers are compared with the plain ones. Memory is what is held while a
 request is under way, beyond what plain decoding holds: weights, keys and values, and what was learned from earlier
-requests.
+requests. ``systems_table.py`` puts the results of one or several runs into the documentation.
 """
 
 import specdraft.threads  # noqa: F401  # first of all
@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from common import REPOSITORY, print_table, put_into_page, write_result
+from common import print_table, write_result
 from read_once import read_once
 from specdraft.data.prompts import Prompt, at_most_per_category, encode, load_prompts
 from specdraft.decoding.decoder import Decoder
@@ -48,11 +48,10 @@ from specdraft.evaluation.bootstrap import bootstrap_interval
 from specdraft.evaluation.tuning import Answers, about, tuned_target
 from specdraft.targets import Target
 from system import PLAIN, System
+from systems_table import rows_of
 
-PAGE = REPOSITORY / "docs" / "which-drafter.md"
 _BATCHES = 2  # that systems decode one after the other: the last requests of a batch are few
 _JUDGED_OF_A_KIND = 2  # prompts, whose answers say how far a tuned target is from what it was
-_FEW_OF_A_KIND = 5  # prompts of a category, below which its acceptance says little
 
 
 class Tally:
@@ -173,30 +172,6 @@ def _tensor_bytes() -> int:
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
-def rows_of(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """A line per system: lengths and speeds at every temperature, memory."""
-    rows = []
-    for name in dict.fromkeys(each["system"] for each in found):
-        row = [name]
-        for each in (each for each in found if each["system"] == name):
-            low, high = each["speedup_interval"] or (float("nan"),) * 2
-            row += [
-                f"{each['acceptance_length'].get('all', 1.0):.2f}",
-                f"{each['speedup']:.2f} [{low:.2f}, {high:.2f}]",
-            ]
-        rows.append([*row, f"{max(each['extra_bytes'], 0) / 1e6:.1f}"])
-    temperatures = dict.fromkeys(each["temperature"] for each in found)
-    columns = [column for t in temperatures for column in (f"accepted, T = {t:g}", "speed")]
-    return ["", *columns, "extra MB"], rows
-
-
-def by_category(found: list[dict[str, Any]], categories: list[str]) -> tuple[list[str], list[list[str]]]:
-    """A line per category, a column per system, of one temperature."""
-    lengths = [each["acceptance_length"] for each in found]
-    rows = [[name, *(f"{each.get(name, 1.0):.2f}" for each in lengths)] for name in categories]
-    return [f"T = {found[0]['temperature']:g}", *(each["system"] for each in found)], rows
-
-
 def tuned_by(checkpoint: str, target: Target, prompts: list[Prompt], tokens: int) -> tuple[Target, str | None]:
     """What the checkpoint has made of the target, and how far that is from it on a few of the prompts, in words."""
     drafter, config = load_drafter(checkpoint)
@@ -224,7 +199,6 @@ def main() -> None:
     parser.add_argument("--side-by-side", type=int, default=1, help="requests that are decoded together (default 1)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--num-draft-tokens", type=int, default=5)
-    parser.add_argument("--docs", help="put the tables into docs/which-drafter.md, at this mark")
     options = parser.parse_args()
     target = Target.load(options.target, dtype=options.dtype, device="cpu")
     prompts = at_most_per_category(load_prompts(options.prompts), options.per_category)[: options.limit]
@@ -252,23 +226,6 @@ def main() -> None:
             print_table(*rows_of(found))
     settings = vars(options) | {"prompts": Path(options.prompts).name, "system": list(specs), "tuned": changed}
     path = write_result("systems", settings, {"prompts": len(prompts), "categories": categories, "found": found})
-    if options.docs:
-        together = (
-            f"{options.side_by_side} requests side by side" if options.side_by_side > 1 else "one request at a time"
-        )
-        changed_too = f"**the target was changed** ({changed}); " if changed else ""
-        turns = "all turns" if options.turns is None else f"{options.turns} turn(s)"
-        said = (
-            f"Chains of {options.num_draft_tokens} unless it says otherwise, {len(prompts)} prompts of "
-            f"`{Path(options.prompts).name}`, {turns}, answers of up to {options.max_new_tokens} tokens, "
-            f"{together}: tokens a round, speed beside plain decoding with 95 % intervals, and "
-            f"what is held beyond it; {changed_too}all figures in `benchmarks/results/{path.name}`."
-        )
-        tables = [rows_of(found)]
-        if len(categories) > 2 and len(prompts) >= _FEW_OF_A_KIND * (len(categories) - 1):
-            by_t = [[each for each in found if each["temperature"] == t] for t in options.temperatures]
-            tables += [by_category(each, categories) for each in by_t]
-        put_into_page(PAGE, options.docs, said, tables)
     print(f"\nwritten to {path}")
 
 
