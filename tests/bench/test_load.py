@@ -5,15 +5,35 @@ from collections import Counter
 
 import pytest
 
+from specdraft.bench import load as module
 from specdraft.bench.load import Load, send
 from specdraft.bench.streaming import Asking, Question
 from specdraft.errors import UserError
 
 
-def test_no_more_than_so_many_at_a_time(world, questions):
+@pytest.fixture
+def under_way(monkeypatch):
+    """How many requests were under way at each one's start, as who sends them sees it: on a busy machine a server still
+    ends some whose answer has arrived, or of which nobody waits for one any more."""
+    ask, now, seen = module.ask, set(), []
+
+    async def counted(*words):
+        mark = object()
+        now.add(mark)
+        seen.append(len(now))
+        try:
+            return await ask(*words)
+        finally:
+            now.remove(mark)
+
+    monkeypatch.setattr(module, "ask", counted)
+    return seen
+
+
+def test_no_more_than_so_many_at_a_time(world, questions, under_way):
     server = world(pause=0.01)
     answers, seconds = send(server.url, "tiny", questions, Load("concurrency", 2), Asking(8))
-    assert server.most_at_once == 2 and seconds > 0
+    assert max(under_way) == 2 and server.most_at_once >= 2 and seconds > 0
     assert [each.question for each in answers] == questions  # in their order, each once
     assert len(server.asked) == 6
 
@@ -45,7 +65,7 @@ def test_a_refused_request_ends_all(world, questions):
 
 
 @pytest.mark.slow
-def test_two_thousand_requests_of_which_some_fail(world):
+def test_two_thousand_requests_of_which_some_fail(world, under_way):
     """16 at a time: each is sent once, and is whole, or says what failed."""
     ills = {"429": "status 429", "500": "status 500", "hang up": "ended early", "stall": "nothing for 2 s"}
     said = {"hang up": {"ended early", "RemoteProtocolError", "ReadError"}}
@@ -59,7 +79,7 @@ def test_two_thousand_requests_of_which_some_fail(world):
     asked = [Question(n, 0, "ab"[n % 2], ({"role": "user", "content": f"question {n}"},)) for n in range(2000)]
     answers, _ = send(server.url, "tiny", asked, Load("concurrency", 16), Asking(8, stall=2.0))
     assert [each.question for each in answers] == asked
-    assert set(server.times.values()) == {1} and len(server.asked) == 2000 and server.most_at_once <= 16 + 5
+    assert set(server.times.values()) == {1} and len(server.asked) == 2000 and max(under_way) == 16
     kinds = Counter()
     for each in answers:
         ill = trouble(each.question.messages[0]["content"], 1)
