@@ -62,6 +62,9 @@ def texts(tokenizer: Any, size: int) -> dict[bytes, int]:
 def space_marker(tokenizer: Any) -> str | None:
     """The character that the tokenizer spells a space with; None: no particular one."""
     tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(" a", add_special_tokens=False))
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if tokens and tokens[0] == tokenizer.unk_token and normalizer is not None:
+        tokens = [normalizer.normalize_str(" a")]  # a ``served_tokenizer`` need not hold that token
     first = tokens[0][:1] if tokens and tokens[0] else ""
     return first if first in (_BYTE_LEVEL, _SENTENCE_PIECE) else None
 

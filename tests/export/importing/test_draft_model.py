@@ -8,10 +8,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.pard import Pard
+from specdraft.drafters.tli import TliDraft
 from specdraft.errors import UserError
 from specdraft.export import export
 from specdraft.export.importing import import_head
 from specdraft.export.vllm import VLLM
+from tests.drafters.tli.two_tokenizers import code_target, save_prose_model
 
 
 @pytest.fixture
@@ -51,6 +53,21 @@ def test_a_sibling_that_nobody_exported(target, tmp_path):
     ids = torch.arange(10)[None]
     said = imported.language_model.features(ids, ids).last
     torch.testing.assert_close(imported.language_model.logits(said), model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_another_tokenizer_comes_along_and_so_do_the_tokens_that_an_export_of_it_shares(save, tmp_path):
+    target, sibling = code_target(), save_prose_model(tmp_path / "sibling")
+    with pytest.warns(UserWarning, match="the draft proposes those alone"):
+        draft = import_head(sibling, target)
+    assert type(draft) is TliDraft and draft.target is target and "tokenizer.json" in draft.files
+    directory = export(
+        save(draft, {"max_position_embeddings": target.max_length}), VLLM(dtype="float32"), tmp_path / "public"
+    )
+    with pytest.warns(UserWarning, match="the draft proposes those alone"):
+        again = import_head(directory, target)
+    assert type(again) is TliDraft
+    assert again.state_dict().keys() == draft.state_dict().keys()
+    assert all(torch.equal(again.state_dict()[name], each) for name, each in draft.state_dict().items())
 
 
 def test_what_is_refused(published, target, edit):
