@@ -105,18 +105,27 @@ def measure(
 
     rates = alternate({name: partial(rate, shape, count()) for name, shape in ways.items()}, rounds)
     middle = {name: statistics.median(each) for name, each in rates.items()}
-    fastest = max(fixed, key=middle.__getitem__)
-    ratios = [ours / theirs for ours, theirs in zip(rates["goodput"], rates[fastest], strict=True)]
+    ratios = beside_best(rates, list(fixed))
     found = {
         "costs": costs,
         "idle": idle,
         "expected": expected,
         "tokens_a_second": middle,
-        "best": fastest,
+        "best": max(fixed, key=middle.__getitem__),
         "ratio": statistics.median(ratios),
         "ratio_interval": bootstrap_interval(torch.tensor([[each, 1.0] for each in ratios]), _mean),
     }
     return found | {"all": rates, "round_seconds": {size: each[3] for size, each in pilot.items()}}
+
+
+def beside_best(rates: dict[str, list[float]], fixed: list[str]) -> list[float]:
+    """In every turn, beside the fixed length that was fastest in the others: the fastest of the same turn, of several
+    that are equally good, is the luckiest one."""
+    ratios = []
+    for turn, ours in enumerate(rates["goodput"]):
+        others = {name: statistics.median(rates[name][:turn] + rates[name][turn + 1 :]) for name in fixed}
+        ratios.append(ours / rates[max(fixed, key=others.__getitem__)][turn])
+    return ratios
 
 
 def _mean(sums: Tensor) -> Tensor:
@@ -136,8 +145,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=64, help="prompts (default 64)")
     parser.add_argument("--skip", type=int, default=0, help="so many of the prompts before them (default 0)")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of all ways (default 5, at least 2)")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: expected at least 2, as a turn is compared with the best length of the others")
 
     drafter, config = load_drafter(options.checkpoint)
     target = Target.load(config["target"]["name"], dtype="float32")

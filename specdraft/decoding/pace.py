@@ -10,7 +10,6 @@ drafted tokens were drawn from: what is drawn is verified, and verification stay
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 
 from torch import Tensor
 
@@ -60,14 +59,16 @@ class Pace(JointStop):
 
     def ends(self, greatest: Tensor) -> bool:
         """See ``JointStop``."""
-        level, sure = len(self._sure), [float(each) for each in greatest.tolist()]
+        level, sure = len(self._sure), greatest.tolist()
         self._sure.append(sure)
-        weighed = self._weighed
-        usual = (weighed.sure[level] + _UNSEEN * fmean(sure)) / (weighed.tries[level] + _UNSEEN)
+        weighed, requests = self._weighed, len(sure)
+        usual = (weighed.sure[level] + _UNSEEN * sum(sure) / requests) / (weighed.tries[level] + _UNSEEN)
         steep = weighed.chances[level] * weighed.tells / max(usual, 1e-9)
-        chances = [weighed.chances[level] + steep * (each - usual) for each in sure]
-        self._reached = [before * min(max(each, 0.0), 1.0) for before, each in zip(self._reached, chances, strict=True)]
-        return fmean(self._reached) <= self._least(level + 1)
+        surely = weighed.chances[level] - steep * usual
+        for row, each in enumerate(sure):
+            right = surely + steep * each
+            self._reached[row] *= 0.0 if right < 0.0 else min(right, 1.0)
+        return sum(self._reached) / requests <= self._least(level + 1)
 
     def _least(self, drafted: int) -> float:
         """How many requests must have all ``drafted`` tokens right for another one to pay, or for some more."""

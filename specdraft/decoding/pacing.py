@@ -19,44 +19,69 @@ from specdraft.errors import UserError
 _FADES = (0.85, 0.97)  # what a round counts beside the one after it: for its own request, and for all
 _SHARED = 16.0  # rounds that what all requests tell counts for each of them
 _UNSEEN = 4.0  # rounds that the acceptance rate counts that is expected before any draft was judged
+_LARGE = 1e9  # a unit of counts in which they are written down anew
 _TOLD = 1.0  # spread of what is expected, below which judged drafts hardly say how much a draft's certainty tells
 
 
 class Rounds:
     """What the rounds of one request tell: how often each token of a draft was tried, how often it was right where all
     before it were, as a draft tells nothing beyond its end, and how sure the draft was of it when it was tried
-    (``pace.py``). The newer a round, the more it counts: for its own request, and more slowly for all. Plain numbers:
-    all requests note every round, and so few of them take arrays longer."""
+    (``pace.py``). The newer a round, the more it counts: for its own request, and more slowly for all. Plain numbers,
+    of which a round changes few: all requests note every round, in a time that a small target's pass has many times."""
 
     def __init__(self, judged: Iterable[tuple[int, int]] = ()) -> None:
         """judged: how many tokens each round drafted, and how many were accepted; the newest last."""
-        self.own: tuple[list[float], ...] = ([], [])  # tries and hits, by token
-        self.shared: tuple[list[float], ...] = ([], [])
-        self.sure: tuple[list[float], ...] = ([], [], [])  # sums of how sure, of squares, and of how sure of the hits
+        # A token of the draft each, in units of what the newest round counts, which grow where counts would fade.
+        self._own: list[list[float]] = []  # tries, hits
+        self._shared: list[list[float]] = []  # also sums of how sure, of squares, and of how sure of the hits
+        self._units = [1.0, 1.0]
         for drafted, accepted in judged:
             self.note(drafted, accepted)
 
     def note(self, drafted: int, accepted: int, sure: Sequence[float] = ()) -> None:
         """Another round; ``sure``: how sure the draft was of each token, if it says so."""
-        tried = min(drafted, accepted + 1)
-        for fade, counts in zip(_FADES, (self.own, (*self.shared, *self.sure)), strict=True):
-            for count in counts:
-                count[:] = [fade * each for each in count]
-                count += [0.0] * (drafted - len(count))
-        for tries, hits in (self.own, self.shared):
-            for token in range(tried):
-                tries[token] += 1.0
-                hits[token] += token < accepted
-        sums, squares, of_hits = self.sure
-        for token, each in enumerate(sure[:tried]):
-            sums[token] += each
-            squares[token] += each * each
-            of_hits[token] += each * (token < accepted)
+        units = self._units = [unit / fade for unit, fade in zip(self._units, _FADES, strict=True)]
+        if units[0] > _LARGE:
+            self._rescale()
+            units = self._units
+        mine, all_ = units
+        for token in range(min(drafted, accepted + 1)):
+            if token == len(self._own):
+                self._own.append([0.0] * 2)
+                self._shared.append([0.0] * 5)
+            own, shared = self._own[token], self._shared[token]
+            own[0] += mine
+            shared[0] += all_
+            if token < accepted:
+                own[1] += mine
+                shared[1] += all_
+            if token < len(sure):
+                each = sure[token] * all_
+                shared[2] += each
+                shared[3] += each * sure[token]
+                shared[4] += each * (token < accepted)
 
-    def counts(self, most: int) -> NDArray[np.float64]:
-        """Of the first K = ``most`` tokens, as they count for the request and for all: ``[2, 2, K]``."""
-        both = (self.own, self.shared)
-        return np.array([[[*count, *[0.0] * most][:most] for count in counts] for counts in both])
+    def _rescale(self) -> None:
+        for unit, tokens in zip(self._units, (self._own, self._shared), strict=True):
+            for counts in tokens:
+                counts[:] = [each / unit for each in counts]
+        self._units = [1.0, 1.0]
+
+    def add_to(self, totals: list[list[float]]) -> None:
+        """Add tries, hits, and the sums of how sure, of squares, and of how sure of the hits, as they count for all
+        requests, to those of the first K tokens, ``[K, 5]``."""
+        share = 1.0 / self._units[1]
+        for total, counts in zip(totals, self._shared, strict=False):
+            for place, each in enumerate(counts):
+                total[place] += share * each
+
+    def counts(self, most: int) -> list[list[list[float]]]:
+        """Tries and hits of the first K = ``most`` tokens, as they count for the request and for all: ``[2, 2, K]``."""
+        both = zip(self._units, (self._own, self._shared), strict=True)
+        return [
+            [[counts[place] / unit for counts in tokens[:most]] + [0.0] * (most - len(tokens)) for place in (0, 1)]
+            for unit, tokens in both
+        ]
 
 
 class Weighed(NamedTuple):
@@ -116,12 +141,10 @@ class Goodput:
         key = len(requests), most
         if (costs := self._whole.get(key)) is None:  # asked every round, and the same
             costs = self._whole[key] = _whole_costs(self.costs, self.idle, *key)
-        totals = [[0.0] * most for _ in range(5)]
+        totals = [[0.0] * 5 for _ in range(most)]
         for request in requests:
-            for total, count in zip(totals, (*request.shared, *request.sure), strict=True):
-                for token, each in enumerate(count[:most]):
-                    total[token] += each
-        tries, hits, sure, *_ = totals
+            request.add_to(totals)
+        tries, hits, sure = ([counts[place] for counts in totals] for place in range(3))
         chances = [(h + _UNSEEN * self.expected) / (t + _UNSEEN) for t, h in zip(tries, hits, strict=True)]
         best, worth, tokens = 0, 1.0 / (1.0 + costs[0]), 1.0
         for drafted, likely in enumerate(accumulate(chances, mul), start=1):
@@ -185,9 +208,9 @@ def _whole_costs(
 
 def _tells(chances: Sequence[float], totals: Sequence[Sequence[float]]) -> float:
     """``Weighed.tells``: the slope of hits over the chances that would go in proportion with how sure drafts were, by
-    least squares within each token of a draft. totals: 5 of K, tries, hits and ``Rounds.sure``."""
+    least squares within each token of a draft. totals: ``[K, 5]``, as of ``Rounds.add_to``."""
     together = spread = _TOLD
-    for chance, tries, hits, sums, squares, of_hits in zip(chances, *totals, strict=True):
+    for chance, (tries, hits, sums, squares, of_hits) in zip(chances, totals, strict=True):
         if sums > 0:
             by = chance * tries / sums
             together += by * (of_hits - hits * sums / tries)

@@ -234,4 +234,4 @@ def test_the_tokens_are_the_targets_own_and_rounds_know_how_sure_drafts_were(tar
             batch.begin(row, answers.prompts[row], 16, row)
         batch.round()
     drafted = batch.under_way[0].result.drafted[0]
-    assert drafted > 0 and batch.under_way[0].rounds.sure[0][0] > 0
+    assert drafted > 0 and shape.stop.weigh([batch.under_way[0].rounds], 6).sure[0] > 0

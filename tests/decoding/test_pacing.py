@@ -38,6 +38,24 @@ def test_a_draft_tells_nothing_of_tokens_behind_its_end():
     assert Goodput(COSTS).tokens([rounds(*[(2, 2)] * 24)], 6) > 2
 
 
+def test_newer_rounds_count_more_however_many_there_were():
+    """Beside counts that fade one by one. Three hundred rounds are more than a unit of counts is kept for."""
+    chance, known = random.Random(5), Rounds()
+    own, shared = np.zeros((2, 4)), np.zeros((5, 4))
+    for _ in range(300):
+        drafted, sure = chance.randint(0, 4), [chance.random() for _ in range(4)]
+        accepted = chance.randint(0, drafted)
+        known.note(drafted, accepted, sure)
+        tried = (np.arange(4) < min(drafted, accepted + 1)).astype(float)
+        hit = (np.arange(4) < accepted).astype(float)
+        own, seen = own * 0.85 + [tried, hit], np.array(sure) * tried
+        shared = shared * 0.97 + [tried, hit, seen, seen * sure, hit * sure]
+        totals = [[0.0] * 5 for _ in range(4)]
+        known.add_to(totals)
+        np.testing.assert_allclose(np.array(totals).T, shared, rtol=1e-9)
+        np.testing.assert_allclose(known.counts(4), [own, shared[:2]], rtol=1e-9)
+
+
 def test_what_drafts_are_worth_is_counted_over_all_requests():
     one, other = Rounds(), Rounds()
     one.note(3, 1, [0.9, 0.5, 0.2])

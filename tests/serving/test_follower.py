@@ -103,7 +103,7 @@ def test_side_by_side_all_draft_equally_many_tokens_by_what_was_accepted_of_each
         for text, rounds in zip(follower.texts, follower.rounds, strict=True):
             (request,) = (each for each in requests if each.text == text.tolist())
             told = Rounds(zip(request.drafted, request.accepted, strict=True))
-            assert (rounds.counts(K) == told.counts(K))[:, :2].all()  # besides these it knows how sure drafts were
+            assert rounds.counts(K) == told.counts(K)  # besides these it knows how sure drafts were
         return drafts
 
     serve(propose, requests, len(prompts), swaps=True)
