@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
 
 from specdraft.targets import Target
 
@@ -48,6 +49,21 @@ class Projections(nn.Module):
             return _turned(heads, cos, sin)
         turned, kept = heads.tensor_split([cos.shape[-1]], dim=-1)
         return torch.cat([_turned(turned, cos, sin), kept], dim=-1)
+
+
+class GatedMLP(LlamaMLP):
+    """A Llama layer's MLP that keeps less for backward: of the four tensors of its inner width the activated gate is
+    made again, which takes no product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., H]`` -> ``[..., H]``."""
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # a compiler chooses by itself what it keeps
+            return self.down_proj(self._gated(gate, up))
+        return self.down_proj(checkpoint(self._gated, gate, up, use_reentrant=False, preserve_rng_state=False))
+
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.act_fn.forward(gate) * up  # past the hooks of a sharded module, which count its calls
 
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -221,6 +221,8 @@ class _ChunkedDistillation(torch.autograd.Function):
                         if (grad_weight := grad_weights[number]) is not None:
                             _add_product(grad_weight, compared.grad, step.shared(h, low, high), step.scale)
                 draft.append((compared.values, compared.alpha, compared.drafted))
+                del z, compared  # before the next ones are made
+            del target
         best, mass = (torch.cat(column) for column in zip(*targets, strict=True))
         means = []
         for step, chunks, ranks in zip(steps, drafts, windows.ranks, strict=True):

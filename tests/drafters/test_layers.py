@@ -1,13 +1,15 @@
 """What layers of drafters are made of: the shape of the target's own, and transformers' projections."""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from specdraft.drafters.layers import Projections, shape_of
+from specdraft.drafters.layers import GatedMLP, Projections, shape_of
 
 
 def test_it_has_the_shape_of_one_layer_of_its_target():
@@ -46,3 +48,37 @@ def test_queries_keys_and_values_are_those_of_qwen3(qk_norm):
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other[0].transpose(0, 1), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(value.flatten(1), theirs.v_proj(x[0]))
+
+
+def test_an_mlp_is_llamas_and_makes_the_activated_gate_again():
+    config = LlamaConfig(hidden_size=16, intermediate_size=48, num_attention_heads=2)
+    theirs, ours = LlamaMLP(config), GatedMLP(config)
+    ours.load_state_dict(theirs.state_dict())
+
+    def found(mlp):
+        """Its output, gradients, and whether the activated gate was in memory before backward."""
+        activated = []
+        mlp.act_fn = Watched(activated)
+        x = torch.randn((5, 16), generator=torch.Generator().manual_seed(0)).requires_grad_()
+        out = mlp(x)
+        kept = activated[0]() is not None
+        return out, torch.autograd.grad(out.square().sum(), [*mlp.parameters(), x]), kept, len(activated)
+
+    (out, gradients, kept, calls), (expected, wanted, held, once) = found(ours), found(theirs)
+    assert torch.equal(out, expected) and all(map(torch.equal, gradients, wanted))
+    assert (kept, calls) == (False, 2) and (held, once) == (True, 1)
+    with torch.no_grad():
+        assert torch.equal(ours(torch.ones(2, 16)), theirs(torch.ones(2, 16)))
+
+
+class Watched(torch.nn.SiLU):
+    """Keeps weak references to what it gave."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = given
+
+    def forward(self, gate):
+        out = super().forward(gate)
+        self.given.append(weakref.ref(out))
+        return out

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from specdraft.drafters.layers import Projections
+from specdraft.drafters.layers import GatedMLP, Projections
 
 
 class Angles(NamedTuple):
@@ -44,7 +44,7 @@ class BlockLayer(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.self_attn = BlockAttention(config)
-        self.mlp = LlamaMLP(config)
+        self.mlp = GatedMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 

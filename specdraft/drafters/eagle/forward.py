@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.drafters.alignment import Alignment, StepDecay
-from specdraft.drafters.layers import Projections
+from specdraft.drafters.layers import GatedMLP, Projections
 from specdraft.drafters.unrolled_keys import UnrolledKeys
 from specdraft.losses.chunked import Step
 
@@ -111,7 +111,7 @@ class PlainLayer(nn.Module):
         super().__init__()
         self.self_attn = Attention(config, width or config.hidden_size, qk_norm)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = LlamaMLP(config) if mlp is None else mlp
+        self.mlp = GatedMLP(config) if mlp is None else mlp
 
     def forward(self, x: Tensor, residual: Tensor, attend: Attend) -> Tensor:
         """Attention reads x ``[N, width]``, the stream is residual ``[N, H]`` -> the stream after it, ``[n, H]``."""
