@@ -125,6 +125,12 @@ def readers(folder: Path) -> list[Reader]:
         public = export(checkpoint(f"{name}-to-publish", drafter), VLLM("auto"), folder / f"public-{name}")
         (public / "README.md").unlink()
         found.append(Reader(f"import-{name}", public, lambda place: import_head(place, target)))
+    quantized = {"int8": heads["draft"], "int4": Eagle3.for_target(target, VOCABULARY, intermediate_size=64)}
+    for scheme, drafter in quantized.items():
+        trained = checkpoint(f"{scheme}-to-publish", drafter)
+        public = export(trained, VLLM("auto"), folder / f"public-{scheme}", quantization=scheme)
+        (public / "README.md").unlink()
+        found.append(Reader(f"import-{scheme}", public, lambda place: import_head(place, target)))
     recurrent = checkpoint("recurrent", ReDrafter.for_target(target, exit_size=40))
     public = export(recurrent, RecurrentDrafting("auto"), folder / "public-recurrent")
     (public / "README.md").unlink()

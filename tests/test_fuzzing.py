@@ -20,7 +20,8 @@ INPUTS = {
     "drafter-medusa": 600, "drafter-hydra": 300, "drafter-eagle": 300, "drafter-eagle3": 300, "drafter-draft": 150,
     "drafter-tli": 150,
     "export": 450, "import": 300, "import-redrafter": 300, "import-medusa": 300, "import-eagle": 300,
-    "import-mtp": 300, "import-draft": 150, "target-llama": 250, "target-qwen3_moe": 200, "index": 450,
+    "import-mtp": 300, "import-draft": 150, "import-int8": 150, "import-int4": 300,
+    "target-llama": 250, "target-qwen3_moe": 200, "index": 450,
     "store-float32": 500, "store-float8": 500,
 }  # fmt: skip
 

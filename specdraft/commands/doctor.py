@@ -22,12 +22,17 @@ def main(config: DictConfig) -> None:
     from specdraft.doctor.traffic import write_worst
     from specdraft.drafters.checkpoint import complete_target, find, read_config
     from specdraft.evaluation import load_prompts
+    from specdraft.export.importing.files import read_configuration
+    from specdraft.export.quantized import scheme_of
 
     if config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a run, a drafter or an export")
-    recorded, directory = {}, Path(config.checkpoint)
     if is_checkpoint(config.checkpoint):
         recorded, directory = read_config(config.checkpoint), find(config.checkpoint)
+        quantization = recorded.get("quantization")
+    else:
+        recorded, directory = {}, Path(config.checkpoint)
+        quantization = scheme_of(read_configuration(directory))
     if config.target.name is None and not recorded:
         found = f"{config.checkpoint} is an engine's and names no target"
         raise UserError(f"{found}: expected target=NAME or target.name=PATH beside it")
@@ -36,7 +41,7 @@ def main(config: DictConfig) -> None:
     answered = sum(prompt.answered for prompt in prompts)
     if config.traffic is None and (config.report or config.worst):
         raise UserError("report= and worst= are about a traffic: expected traffic=PROMPTS.jsonl with them")
-    before = find_report(directory, config.report, recorded.get("quantization"))
+    before = find_report(directory, config.report, quantization)
     loaded = LoadedDrafter.load(config.checkpoint, build(config.target))
     serving = Serving(**config.serving)
     findings = run_checks(loaded, prompts, serving, config.max_new_tokens)

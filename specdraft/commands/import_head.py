@@ -35,6 +35,9 @@ def main() -> None:
     target = Target.load(*source, device="cpu", trust_remote_code=options.trust_remote_code)
     said = check_provenance(options.path, target).get("extra", {}).get("target", {})
     head = import_head(options.path, target, options.layers)
+    if head.quantization is not None:
+        kept = "of which the checkpoint computes with the same codes and scales"
+        print(f"quantized: the files hold {head.quantization} weights, {kept}")
     # Of a head of others nobody knows with which template it was trained.
     known = about_target(target) | {key: said.get(key) for key in ("chat_template_hash", "chat_template_options")}
     extra = {"target": known, "imported_from": str(options.path)}

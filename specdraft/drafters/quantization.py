@@ -22,6 +22,7 @@ from specdraft.errors import UserError
 from specdraft.onednn import packed
 
 _TINY = 1e-12  # the scale of what is zero everywhere
+_NEIGHBORS = 6  # numbers to try for the largest weight of a group, which scale and code leave a few of
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,29 @@ def dequantize_weight(codes: Tensor, scales: Tensor) -> Tensor:
     """The weight ``[O, I]``, fp32, that codes ``[O, I]`` and scales ``[O, G]`` stand for."""
     groups = codes.float().unflatten(1, (scales.shape[1], -1))
     return (groups * scales.float()[..., None]).flatten(1)
+
+
+def restore_weight(codes: Tensor, scales: Tensor, scheme: Scheme, dtype: torch.dtype) -> Tensor:
+    """The inverse: a weight ``[O, I]`` of ``dtype`` that ``quantize_weight`` makes exactly these codes ``[O, I]`` and
+    scales ``[O, G]`` of, if it has made them of any of that dtype. ``dequantize_weight`` is none: a scale is that of a
+    largest weight half a step behind the last code, so what they stand for has other scales. There it is put here."""
+    limit = 2 ** (scheme.bits - 1)
+    grouped = codes.unflatten(1, (scales.shape[1], -1))  # [O, G, I / G]
+    last = (grouped == limit - 1) | (grouped == -limit)
+    # Where none has it, the largest weight is negative, and its quotient was rounded to just before the half.
+    last = torch.where(last.any(-1, keepdim=True), last, grouped == 1 - limit)
+    weight = dequantize_weight(codes, scales).to(dtype).view_as(grouped)
+    largest = (scales.float() * (limit - 0.5)).to(dtype)  # [O, G]
+    for _ in range(_NEIGHBORS):
+        weight = torch.where(last, largest[..., None] * grouped.sign(), weight)
+        found, measured = quantize_weight(weight.flatten(1), scheme)
+        beyond = (found.view_as(grouped).float().abs() - grouped.float().abs()).sum(-1)
+        off = torch.where(measured == scales, beyond, measured.float() - scales.float())  # [O, G]
+        if not off.any():
+            break
+        toward = torch.where(off > 0, 0.0, torch.inf).to(dtype)
+        largest = torch.where(off == 0, largest, torch.nextafter(largest, toward))
+    return weight.flatten(1)
 
 
 def round_weight(weight: Tensor, scheme: Scheme) -> Tensor:

@@ -26,7 +26,6 @@ UNTESTED = {
 UNTESTED = {f"specdraft.export.{name}": reason for name, reason in UNTESTED.items()} | {
     "specdraft.export.recurrent_drafting": _FAMILIES,
     "specdraft.export.redrafter": "tests/export/importing/test_redrafter.py: what is written is read back",
-    "specdraft.export.importing.files": "tests/export/importing/test_eagle3.py: files that are missing or damaged",
     "specdraft.export.importing.shared": "tests/export/importing: every reader of layers asks it",
     "specdraft.export.importing.head": "tests/export/importing: every reader is asked through it",
     "specdraft.commands.export": "tests/export/test_export_command.py: beside the checkpoints that it exports",

@@ -3,11 +3,15 @@
 from functools import partial
 
 import pytest
+import torch
 
 from specdraft.commands.doctor import main
-from specdraft.drafters.checkpoint import save_drafter
+from specdraft.drafters.checkpoint import about_target, save_drafter
+from specdraft.drafters.eagle import Eagle3
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.embedded.tokenizer import train_tokenizer
+from specdraft.export import export
+from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
 
@@ -52,6 +56,17 @@ def test_the_target_may_be_one_of_conf(doctor, tmp_path):
     drafter = save_drafter(PromptLookup(), tmp_path / "drafter", target.identity)
     status, report, said = doctor(f"checkpoint={drafter}", "target=tiny", "limit=1", "max_new_tokens=8")
     assert status == 0 and "trained for embedded://tiny with the same weights" in " ".join(report.split()), said
+
+
+def test_a_quantized_export_is_compared_with_a_report_of_such_weights(doctor, tmp_path, monkeypatch):
+    target = Target.load("embedded://tiny", device="cpu")
+    head = Eagle3.for_target(target, torch.arange(0, target.vocab_size, 4))
+    trained = save_drafter(head, tmp_path / "drafter", target.identity, {"target": about_target(target)})
+    public = export(trained, VLLM(dtype="float32"), quantization="int8")
+    asked = []
+    monkeypatch.setattr("specdraft.doctor.drift.find_report", lambda *about: asked.append(about))
+    _, report, said = doctor(f"checkpoint={public}", "target=tiny", "limit=1", "max_new_tokens=8")
+    assert asked == [(public, None, "int8")] and "fault(s) in" in report, said
 
 
 @pytest.mark.parametrize(

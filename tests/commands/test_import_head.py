@@ -33,6 +33,23 @@ def test_it_writes_a_checkpoint_of_this_target(tmp_path, monkeypatch, capsys):
     assert status.value.code == 2 and "exists: expected a new directory" in capsys.readouterr().err
 
 
+def test_it_says_that_weights_are_quantized_and_the_checkpoint_follows(tmp_path, monkeypatch, capsys):
+    target = Target.load("embedded://tiny", device="cpu")
+    head = Eagle3.for_target(target, torch.arange(0, target.vocab_size, 4), ttt_steps=1)
+    trained = save_drafter(head, tmp_path / "trained", target.identity, {"target": about_target(target)})
+    public = export(trained, VLLM(dtype="float32"), tmp_path / "public", quantization="int4")
+    words = ["specdraft", str(public), "--target", "embedded://tiny", "--output", str(tmp_path / "head")]
+    monkeypatch.setattr(sys, "argv", words)
+    main()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("quantized: the files hold int4 weights") and second.startswith("checkpoint: ")
+    imported, config = load_drafter(tmp_path / "head")
+    assert imported.quantization == config["quantization"] == "int4"
+    again = export(tmp_path / "head", VLLM(dtype="float32"), tmp_path / "again")
+    weights = "model.safetensors"
+    assert (again / weights).read_bytes() == (public / weights).read_bytes()
+
+
 def test_other_weights_than_those_of_its_training_are_refused(tmp_path, monkeypatch, capsys):
     target = Target.load("embedded://tiny", device="cpu")
     head = Eagle3.for_target(target, torch.arange(0, target.vocab_size, 4), ttt_steps=1)

@@ -23,6 +23,7 @@ from specdraft.drafters.quantization import (
     quantize,
     quantize_weight,
     ready_to_decode,
+    restore_weight,
     round_input,
     round_weight,
 )
@@ -63,6 +64,27 @@ def test_codes_and_scales(name, dtype):
     error = (dequantize_weight(codes, scales) - weight.float()).abs()
     assert (error <= 0.52 * step).all()  # half a step, and what rounding a scale adds
     assert not dequantize_weight(codes, scales)[5].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_restored_weight_has_the_same_codes_and_scales(name, dtype, sign):
+    """A thousand groups, with every mantissa of bfloat16 as the largest number of a group, of either sign. What the
+    codes stand for has other scales, up to a fifteenth."""
+    scheme = SCHEMES[name]
+    weight = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))
+    weight[:256] = weight[:256].clamp(-0.9, 0.9)
+    weight[:256, 3] = sign * torch.linspace(1, 2, 257)[:256]
+    weight[256:512] = sign * weight[256:512].abs()
+    weight = (weight * torch.logspace(-2, 1, 1024)[:, None]).to(dtype)
+    codes, scales = quantize_weight(weight, scheme)
+    again = quantize_weight(restore_weight(codes, scales, scheme, dtype), scheme)
+    assert torch.equal(again[0], codes) and torch.equal(again[1], scales)
+    _, other = quantize_weight(round_weight(weight, scheme), scheme)
+    assert (other != scales).float().mean() > 0.9
+    nothing = quantize_weight(torch.zeros(2, 64), scheme)
+    assert not restore_weight(*nothing, scheme, dtype).any()
 
 
 def test_inputs_have_a_scale_for_each_token():

@@ -11,7 +11,6 @@ from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.quantization import SCHEMES, QuantizedLinear, dequantize_weight, round_weight
 from specdraft.errors import UserError
 from specdraft.export import export
-from specdraft.export.importing import import_head
 from specdraft.export.quantized import quantization_config
 from specdraft.export.sglang import SGLang
 from specdraft.export.transformers import Transformers
@@ -102,9 +101,6 @@ def test_refusals(target, save, make_checkpoint):
         export(checkpoint, SGLang(), quantization="int8")
     with pytest.raises(UserError, match="reads 48 features, which cannot be quantized in groups"):
         export(checkpoint, VLLM(), quantization="int4")
-    directory = export(checkpoint, VLLM(), quantization="int8")
-    with pytest.raises(UserError, match="holds quantized weights, which are not read back"):
-        import_head(directory, target)
     draft = save(DraftModel.for_target(target, start="scratch", shape={"num_hidden_layers": 1}))
     with pytest.raises(UserError, match="transformers is not known to serve a quantized draft model"):
         export(draft, Transformers(), quantization="int8")

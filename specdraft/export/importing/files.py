@@ -7,26 +7,36 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from specdraft.errors import UserError
+from specdraft.export.quantized import decompress, scheme_of
 from specdraft.files import member, read_json
 from specdraft.tensors import read_tensors
 
 
 class Published(NamedTuple):
-    """``config.json``, and all tensors of the weights by their names."""
+    """``config.json``, and all tensors of the weights by their names; both as if nothing had been quantized.
+    quantization: the scheme of weights that are, if any."""
 
     config: dict[str, Any]
     tensors: Mapping[str, Tensor]
+    quantization: str | None = None
 
 
 def read_published(directory: Path) -> Published:
-    """Raises UserError for files that are missing, damaged, quantized or pickles."""
+    """Raises UserError for files that are missing, damaged, pickles, or quantized in a scheme that is not ours."""
+    config = read_configuration(directory)
+    quantization, tensors = scheme_of(config), _tensors(directory)
+    if quantization is not None:
+        tensors = decompress(tensors, quantization, config.get("torch_dtype"))
+        del config["quantization_config"]
+    return Published(config, tensors, quantization)
+
+
+def read_configuration(directory: Path) -> dict[str, Any]:
+    """``config.json``. Raises UserError if it is missing or damaged."""
     config = read_json(member(directory, "config.json"))
     if not isinstance(config, dict):
         raise UserError(f"{directory / 'config.json'} is no configuration: expected that of a drafter; restore it")
-    if config.get("quantization_config"):
-        wrong = f"{directory} holds quantized weights, which are not read back"
-        raise UserError(f"{wrong}: expected a head as it was trained; give that, and export it with quantize=")
-    return Published(config, _tensors(directory))
+    return config
 
 
 def _tensors(directory: Path) -> dict[str, Tensor]:

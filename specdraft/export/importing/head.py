@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from specdraft.drafters.base import Drafter
+from specdraft.drafters.quantization import quantize
 from specdraft.errors import UserError
 from specdraft.export.importing.dflash import read_dflash, read_dspark
 from specdraft.export.importing.draft_model import read_draft_model
@@ -38,17 +39,22 @@ _OF_MTP = ("mtp_layers.", ".eh_proj.")
 
 
 def import_head(directory: str | Path, target: Target, layers: Sequence[int] | None = None) -> Drafter:
-    """The drafter in ``directory``, weights in fp32, bound to ``target``.
+    """The drafter in ``directory``, weights in fp32, bound to ``target``. It computes with quantized weights if the
+    directory holds such: with the very same codes and scales.
     layers: the auxiliary layers k (hidden states after k layers), where the files do not say them, or not for sure.
     Raises UserError for files that are missing, damaged, of another target, or of a drafter that none of ours is."""
     directory = Path(directory)
-    config, tensors = read_published(directory)
+    published = read_published(directory)
+    config, tensors, quantization = published
     family = _family(config, tensors)
     try:
         if family == _DRAFT_MODEL:
             refuse_layers(layers, "a draft model reads")
-            return read_draft_model(directory, config, target)
-        return _READERS[family](config, tensors, target, layers)
+            drafter: Drafter = read_draft_model(directory, published, target)
+        else:
+            drafter = _READERS[family](config, tensors, target, layers)
+        quantize(drafter, quantization)
+        return drafter
     except UserError:
         raise
     except Exception as error:  # values of any type may stand where transformers and torch expect theirs
