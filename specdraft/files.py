@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from specdraft.errors import UserError
 
@@ -96,13 +96,21 @@ def exclusive(path: Path, wait: bool = True) -> Iterator[bool]:
             except BlockingIOError:
                 yield False
                 return
-            # The last holder may have removed the file: a lock on it is seen by nobody else.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if _names(path, file):
                 try:
                     yield True
                 finally:  # closing is not enough where a process that was forked meanwhile has the file too
                     fcntl.flock(file, fcntl.LOCK_UN)
                 return
+
+
+def _names(path: Path, file: IO[str]) -> bool:
+    """Whether ``path`` is still that of the open file: the last holder may have removed it, and a lock on it is then
+    seen by nobody else; others may make one anew and remove that too, at any moment."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def read_json(path: Path) -> Any:

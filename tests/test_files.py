@@ -2,6 +2,7 @@
 
 import fcntl
 import multiprocessing
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -96,6 +97,30 @@ def test_a_lock_on_a_removed_file_is_not_held(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     with exclusive(lock) as held:
         assert held and lock.exists() and len(calls) == 2
+
+
+def test_a_lock_that_another_process_makes_and_removes_meanwhile(tmp_path, monkeypatch):
+    """The one who comes after the last holder is done just as we look whose file it is."""
+    lock, lock_file, look = tmp_path / "lock", fcntl.flock, os.fstat
+    looks = []
+
+    def flock(file, flags):
+        lock_file(file, flags)
+        if not looks:
+            lock.unlink()
+            lock.touch()
+
+    def fstat(descriptor):
+        looks.append(descriptor)
+        if len(looks) == 1:
+            lock.unlink()
+        return look(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(os, "fstat", fstat)
+    with exclusive(lock) as held:
+        monkeypatch.undo()
+        assert held and lock.exists() and len(looks) == 2
 
 
 def test_json_that_cannot_be_read_is_named(tmp_path):
