@@ -58,6 +58,9 @@ class Drafter(nn.Module, ABC):
     reads_text_alone: bool = False
     """Whether it drafts from tokens alone, and asks nothing else of the target: what engines let a proposer do."""
 
+    tells_hits: ClassVar[bool] = True
+    """Whether the loss tells which first tokens of drafts are right (``TrainingLoss.drafted``): what boosting asks."""
+
     tunes_target: ClassVar[bool] = False
     """Whether it changes the target: what decodes, and verifies, is then ``tuned(target)``."""
 

@@ -101,6 +101,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return config
 
 
+def drafter_class(path: str | Path) -> type[Drafter]:
+    """The class of a checkpoint's drafter. Raises UserError as ``read_config``, and for one that is not known."""
+    return _drafter_class(read_config(path)["drafter"]["_target_"], find(path))
+
+
 def load_drafter(path: str | Path, quantization: str | None = None) -> tuple[Drafter, dict[str, Any]]:
     """Rebuild the drafter (fp32, CPU, eval mode) and return it with its configuration. It computes with weights
     quantized as ``quantization`` says, None: as it was trained to. Raises UserError if the checkpoint is missing,

@@ -8,10 +8,22 @@ from dataclasses import dataclass, replace
 import torch
 
 from specdraft.drafters.base import Drafter
-from specdraft.drafters.checkpoint import check_target, load_drafter
+from specdraft.drafters.checkpoint import check_target, drafter_class, load_drafter
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
+
+
+def check_earlier(checkpoints: str | Sequence[str]) -> None:
+    """Raises UserError for a checkpoint that is not there, for a drafter that was never trained, and for one of a kind
+    whose loss does not tell what it drafts right. Its class says so: nothing is loaded."""
+    for name in _names(checkpoints):
+        kind = drafter_class(name)
+        if kind.training_loss is Drafter.training_loss:
+            raise UserError(f"boost={name} is {kind.family}, which has no training: expected a trained drafter")
+        if not kind.tells_hits:
+            wrong = f"boost={name} is {kind.family}, whose loss does not tell what it drafts right"
+            raise UserError(f"{wrong}: expected a drafter of another kind, as eagle3, medusa or draft")
 
 
 @dataclass(frozen=True)
@@ -23,14 +35,12 @@ class Earlier:
     @classmethod
     def of(cls, checkpoints: str | Sequence[str], drafter: Drafter, target: Target, stored: bool = False) -> "Earlier":
         """Load them for the training of ``drafter``, on hidden states that the target makes or, ``stored``, a store has
-        for ``drafter``. Raises UserError for one of another target, for one that reads other hidden states, and for one
-        that was never trained."""
+        for ``drafter``. They are such as ``check_earlier`` lets pass. Raises UserError for one of another target, and
+        for one that reads other hidden states."""
         found = []
-        for name in [checkpoints] if isinstance(checkpoints, str) else checkpoints:
+        for name in _names(checkpoints):
             earlier, about = load_drafter(name)
             check_target(about, target)
-            if type(earlier).training_loss is Drafter.training_loss:
-                raise UserError(f"boost={name} is {earlier.family}, which has no training: expected a trained drafter")
             if tuple(earlier.layers) not in ((), tuple(drafter.layers)):
                 wanted = f"those of the drafter that is trained, {list(drafter.layers)}"
                 raise UserError(f"boost={name} reads the target's layers {list(earlier.layers)}: expected {wanted}")
@@ -54,3 +64,7 @@ class Earlier:
             positions, right = drafted
             flat[(positions + 1)[right]] = False  # a position tells of the token after it
         return replace(batch, loss_mask=learned)
+
+
+def _names(checkpoints: str | Sequence[str]) -> Sequence[str]:
+    return [checkpoints] if isinstance(checkpoints, str) else checkpoints

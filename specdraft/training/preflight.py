@@ -20,6 +20,7 @@ from specdraft.errors import UserError
 from specdraft.evaluation import CostSettings, EvaluationSettings, Prompt, load_prompts
 from specdraft.export import Engine, check_served
 from specdraft.files import make_directory
+from specdraft.training.boosting import check_earlier
 from specdraft.training.checkpoints.resume import check_alike, check_unfinished, find_resume, resumed_optimizer
 from specdraft.training.devices import claim_gpu, device_numbers, uses_gpus, wants_compiled, world_size
 from specdraft.training.monitoring.silence_warnings import silence_warnings
@@ -138,13 +139,12 @@ def check_before_work(config: DictConfig, directory: Path) -> Plan:
     strategy = build(config.strategy)  # refuses what the devices do not fit
     _check_optimizer(strategy, build(config.model.optimizer).name)
     wants_compiled(config.compile, config.trainer.accelerator)
-    boost = config.boost or []
     if (given := config.init_vocabulary) not in ("own", "data") or (given == "data" and config.init is None):
         wanted = "own, or data with init=CHECKPOINT, to choose its draft vocabulary anew"
         raise UserError(f"init_vocabulary is {given}, with init={config.init}: expected {wanted}")
-    for checkpoint in [config.init, *([boost] if isinstance(boost, str) else boost)]:
-        if checkpoint is not None:
-            read_config(checkpoint)
+    if config.init is not None:
+        read_config(config.init)
+    check_earlier(config.boost or [])
     make_directory(directory)
     plan = make_plan(config, target_config(config.target), "its own configuration")
     gpus = uses_gpus(config.trainer.accelerator)

@@ -9,15 +9,17 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.eagle import MTP, Eagle3
+from specdraft.drafters.jacobi_forcing import JacobiForcing
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.batch import Batch
-from specdraft.training.boosting import Earlier
+from specdraft.training.boosting import Earlier, check_earlier
 from specdraft.training.module import DrafterModule
 from specdraft.training.schedule import OptimizerSettings
 from tests.fakes import tiny_llama
+from tests.training.ranks_worker import FAMILIES, make_model, make_rows
 
 LENGTH, PROMPT = 40, 6
 
@@ -122,12 +124,28 @@ def test_another_target_is_refused(target, head, tmp_path):
         Earlier.of(saved(Eagle3.for_target(stranger, None), stranger, tmp_path), head, target)
 
 
-def test_what_was_never_trained_is_refused(target, head, tmp_path):
+def test_what_was_never_trained_is_refused(target, tmp_path):
     with pytest.raises(UserError, match="is prompt_lookup, which has no training: expected a trained drafter"):
-        Earlier.of(saved(PromptLookup(), target, tmp_path), head, target)
+        check_earlier(saved(PromptLookup(), target, tmp_path))
 
 
-def test_a_drafter_that_does_not_tell(target, batch, head, tmp_path, monkeypatch):
+def test_a_kind_that_does_not_tell_is_refused_by_its_class(target, head, tmp_path):
+    names = [saved(head, target, tmp_path), saved(JacobiForcing.for_target(target), target, tmp_path)]
+    check_earlier(names[0])
+    (tmp_path / "jacobi_forcing" / "model.safetensors").write_bytes(b"")  # nothing is loaded
+    with pytest.raises(UserError, match="is jacobi_forcing, whose loss does not tell what it drafts right: expected a"):
+        check_earlier(names)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_class_says_whether_its_loss_tells(family):
+    target = Target.from_model(make_model())
+    drafter, rows = FAMILIES[family](target), make_rows()
+    told = drafter.training_loss(rows, rows.features(target, drafter.layers), target).drafted
+    assert (told is not None) == drafter.tells_hits
+
+
+def test_one_that_does_not_tell_though_its_class_says_so(target, batch, head, tmp_path, monkeypatch):
     earlier = Earlier.of(saved(head, target, tmp_path), head, target)
     whole = Eagle3.training_loss
     monkeypatch.setattr(Eagle3, "training_loss", lambda *given: whole(*given)._replace(drafted=None))

@@ -8,10 +8,14 @@ from omegaconf import OmegaConf
 
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.regeneration.request import RegenerationSettings, Request
+from specdraft.drafters.checkpoint import save_drafter
+from specdraft.drafters.jacobi_forcing import JacobiForcing
 from specdraft.errors import UserError
+from specdraft.targets import Target
 from specdraft.training import preflight
 from specdraft.training.planning import meta_target
 from specdraft.training.preflight import check_settings
+from tests.fakes import tiny_llama
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -57,6 +61,15 @@ def test_memory_is_checked_before_any_work(composed, monkeypatch, tmp_path):
 def test_drafters_to_begin_with_are_looked_for_first(composed, tmp_path, option):
     with pytest.raises(UserError, match="there is no drafter checkpoint at runs/none: expected a directory with"):
         preflight.check_before_work(composed(option, "trainer=cpu"), tmp_path)
+
+
+def test_a_drafter_that_cannot_say_what_it_drafts_right_is_refused_first(composed, tmp_path, monkeypatch):
+    target = Target.from_model(tiny_llama())
+    drafter = JacobiForcing.for_target(target)
+    monkeypatch.setattr(preflight, "make_directory", lambda directory: pytest.fail("work has begun"))
+    for name in (checkpoint := save_drafter(drafter, tmp_path / "other", target.identity, {}), f"[{checkpoint}]"):
+        with pytest.raises(UserError, match=r"boost=.*other is jacobi_forcing, whose loss does not tell"):
+            preflight.check_before_work(composed(f"boost={name}", "trainer=cpu"), tmp_path)
 
 
 @pytest.mark.parametrize(

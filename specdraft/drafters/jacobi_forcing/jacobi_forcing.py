@@ -35,6 +35,7 @@ class JacobiForcing(Jacobi):
     """The adapters; it drafts as ``Jacobi`` does."""
 
     tunes_target = True
+    tells_hits = False  # a pass holds guesses of some of the tokens alone
     reads_every_last = False
     training_options = frozenset({"block_size", "noise_steps", "from_text", "own_guesses", "ar_weight", "divergence"})
 
