@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from specdraft.errors import UserError, check_switch
+from specdraft.leftovers import nothing_left_behind
 from specdraft.redaction import literal_secrets, redact_text
 
 _INSTALLED, _CHECKOUT = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
@@ -38,27 +39,23 @@ UNREAD = 141  # and of a program whose output nobody reads any more, as with "| 
 
 def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
     """Like ``hydra.main`` for ``conf/name.yaml``; bad input prints ``error: ...`` and exits 2, Ctrl-C exits 130.
-    What the task returns is what a Hydra sweeper optimizes. Neither ``plan=true`` nor a run that ends early, before it
-    has written anything, leaves a run directory."""
+    What the task returns is what a Hydra sweeper optimizes. Neither ``plan=true`` nor a run or sweep that ends early,
+    before it has written anything, leaves a directory."""
 
     def decorate(task: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @functools.wraps(task)
         def prepared(config: DictConfig) -> Any:
-            try:
-                _refuse_secrets(config)
-                _check_switches(OmegaConf.load(conf / f"{name}.yaml"), config)
-                _import(config.imports)
-                return task(config)
-            except BaseException:
-                _remove_unused_directory()
-                raise
+            _refuse_secrets(config)
+            _check_switches(OmegaConf.load(conf / f"{name}.yaml"), config)
+            _import(config.imports)
+            return task(config)
 
         # Reported inside, because Hydra prints all overrides once a job has raised, and outside, for what Hydra raises.
         job = hydra.main(version_base=None, config_path=str(conf), config_name=name)(_reported(prepared))
 
         @functools.wraps(task)
         def main() -> Any:
-            with _no_directory_for_a_plan(), _run_directory_named():
+            with _no_directory_for_a_plan(), _run_directory_named(), nothing_left_behind():
                 return job()
 
         return _reported(main)
@@ -111,18 +108,6 @@ def _check_switches(usual: Any, given: Any, parents: str = "") -> None:
             check_switch(f"{parents}{key}", found)
         if isinstance(value, DictConfig) and isinstance(found, DictConfig):
             _check_switches(value, found, f"{parents}{key}.")
-
-
-def _remove_unused_directory() -> None:
-    """Remove the run's directory if it holds nothing but the settings that Hydra wrote there."""
-    hydra_config = HydraConfig.get()
-    directory, settings = Path(hydra_config.runtime.output_dir), hydra_config.output_subdir
-    if directory == Path.cwd() or any(path.name != settings for path in directory.glob("*")):
-        return
-    if settings is not None:
-        shutil.rmtree(directory / settings, ignore_errors=True)
-    with suppress(OSError):  # a place where nothing can be removed
-        directory.rmdir()
 
 
 @contextmanager

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = """
-from pathlib import Path
-from specdraft.entry import entry_point
-
-@entry_point(Path(__file__).parent, "conf")
-def main(config):
-    {task}
-
-main()
-"""
+from tests.small_command import SCRIPT, call
 
 
 @pytest.mark.parametrize(
@@ -45,17 +36,6 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path, task, opt
     assert said in errors if said else errors == ""
 
 
-def call(folder: Path, *options: str, task: str = "print(config.number)") -> subprocess.CompletedProcess[str]:
-    (folder / "conf.yaml").write_text(
-        "imports: []\nplan: false\nnumber: 1\nmore: {deep: true}\n"
-        "hydra: {run: {dir: runs/now}, sweep: {dir: runs/swept}}\n"
-    )
-    (folder / "script.py").write_text(SCRIPT.format(task=task))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "script.py", *options]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("options", [["plan=true"], ["++plan=True", "number=1,2", "-m"]])
 def test_a_plan_leaves_no_directory_behind(tmp_path: Path, options):
     before = tmp_path / "runs" / "now"
@@ -70,28 +50,6 @@ def test_a_plan_leaves_no_directory_behind(tmp_path: Path, options):
 def test_a_run_keeps_its_directory(tmp_path: Path):
     assert call(tmp_path, "plan=false").returncode == 0
     assert (tmp_path / "runs" / "now" / ".hydra" / "overrides.yaml").read_text() == "- plan=false\n"
-
-
-@pytest.mark.parametrize(
-    ("error", "options"),
-    [
-        ("KeyboardInterrupt", []),
-        ("ValueError", []),
-        ("KeyboardInterrupt", ["hydra.output_subdir=null"]),
-        ("ValueError", ["hydra.run.dir=."]),
-    ],
-)
-def test_a_run_that_ends_before_it_has_written_anything_leaves_no_directory(tmp_path: Path, error, options):
-    done = call(tmp_path, "hydra/job_logging=none", *options, task=f"raise {error}")  # its default has a log file
-    assert done.returncode != 0
-    there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} - {"runs"}
-    assert {path for path in there if not path.startswith(".hydra")} == {"conf.yaml", "script.py"}
-
-
-def test_what_an_interrupted_run_has_written_is_kept(tmp_path: Path):
-    written = "Path('runs/now/.part').touch(); raise KeyboardInterrupt"
-    assert call(tmp_path, "hydra/job_logging=none", task=written).returncode == 130
-    assert {path.name for path in (tmp_path / "runs" / "now").iterdir()} == {".hydra", ".part"}
 
 
 def test_a_run_directory_that_cannot_be_made_is_named_with_its_option(tmp_path: Path):

@@ -12,7 +12,7 @@ PACKAGE = REPOSITORY / "specdraft"
 # The ground floor first. What shares a floor stands side by side: neither imports the other.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("allocation", "attention", "errors", "text", "threads"),
-    ("files", "http_client", "onednn", "redaction", "rendering", "tensors"),
+    ("files", "http_client", "leftovers", "onednn", "redaction", "rendering", "tensors"),
     ("entry", "cli"),
     ("losses", "decoding"),
     ("targets",),
