@@ -1,11 +1,15 @@
 """Write a trained drafter as a serving engine loads it: ``python export engine=vllm checkpoint=PATH``."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
 from specdraft.entry import CONF, build, entry_point
 from specdraft.errors import UserError
+
+if TYPE_CHECKING:
+    from specdraft.export import Engine
 
 
 @entry_point(CONF, "export")
@@ -26,7 +30,7 @@ def main(config: DictConfig) -> None:
     if config.drafter is not None or config.retrieval is not None or shape is not None:
         if config.hub is not None:
             raise UserError("a proposer is code of ours, not weights: expected hub= without drafter=, or leave hub out")
-        directory = _proposer(config, engine.name)
+        directory = _proposer(config, engine)
     elif config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
     else:
@@ -41,17 +45,20 @@ def main(config: DictConfig) -> None:
         print(f"\nhub: {address}")
 
 
-def _proposer(config: DictConfig, name: str) -> Path:
-    """For vLLM, the engine of that ``name``: what drafts from tokens alone, in its process."""
+def _proposer(config: DictConfig, engine: "Engine") -> Path:
+    """For vLLM, which ``engine`` has to be: what drafts from tokens alone, in its process."""
     from specdraft.drafters.checkpoint import complete_options, read_config
     from specdraft.export.proposer import chain_rule, export_proposer
     from specdraft.serving.settings import ProposerSettings
     from specdraft.targets.chat_template import checked_options
+    from specdraft.targets.loading import check_options
 
-    if name != "vllm" or config.quantize is not None:
-        given = f"engine={name}" if name != "vllm" else f"quantize={config.quantize}"
+    given = [f"engine={engine.name}"] if engine.name != "vllm" else []
+    given += [f"quantize={config.quantize}"] if config.quantize is not None else []
+    given += [f"engine.dtype={engine.dtype}"] if engine.dtype != "auto" else []
+    if given:
         asked = "drafter=, drafter@retrieval= and decoding/shape= make vLLM run code of ours"
-        raise UserError(f"{asked}, but {given} is given: expected engine=vllm without quantize=")
+        raise UserError(f"{asked}, but {given[0]} is given: expected engine=vllm without quantize= and engine.dtype=")
     if (config.drafter is None) == (config.checkpoint is None):
         raise UserError("a proposer drafts with checkpoint= or with drafter=: expected one of the two")
     trained = {} if config.checkpoint is None else read_config(config.checkpoint)
@@ -73,6 +80,8 @@ def _proposer(config: DictConfig, name: str) -> Path:
         retrieval_min_tokens=plain["retrieval_min_tokens"],
         stop=chain_rule(plain["decoding"].get("shape")),
     )
+    revision = config.target.get("revision") if config.target.name else trained["target"]["revision"]
+    check_options({**config.target, "name": target, "revision": revision})  # those of a checkpoint were checked before
     complete_options(config.target, trained)
     options = checked_options(config.target.get("chat_template_options"))
     return export_proposer(settings, target, k, Path(plain["output"] or "export-vllm"), options)

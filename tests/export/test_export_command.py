@@ -70,6 +70,12 @@ def test_what_needs_no_training(run, tmp_path, capsys):
     assert printed.endswith("of the others alone.\n")
 
 
+def test_options_that_the_template_names(run, tmp_path, capsys):
+    """The embedded target's template names few words, this one among them."""
+    run("drafter=suffix", "target=tiny", "target.chat_template_options={bos_token: '<s>'}")
+    assert "default-chat-template-kwargs" in capsys.readouterr().out
+
+
 def test_a_draft_model_that_ends_early(run, target, save, tmp_path, capsys):
     checkpoint = save(DraftModel.for_target(target))
     run(f"checkpoint={checkpoint}", "drafter@retrieval=prompt_lookup", "decoding/shape=entropy_chain", "output=here")
@@ -104,6 +110,9 @@ def test_bad_input(run, make_checkpoint, tmp_path, capsys):
         ("drafter=suffix", "target=tiny", "decoding.num_draft_tokens=0"): "num_draft_tokens is 0: expected at least 1",
         ("drafter=suffix", "target=tiny", "engine=sglang"): "but engine=sglang is given",
         ("drafter=suffix", "target=tiny", "quantize=int8"): "but quantize=int8 is given",
+        ("drafter=suffix", "target=tiny", "engine.dtype=bfloat16"): "but engine.dtype=bfloat16 is given",
+        ("drafter=suffix", "target=tiny", "target.chat_template_options={thinking: false}"): "no option 'thinking'",
+        ("drafter=suffix", "target=tiny", "target.chat_template_options=[thinking]"): "expected names and values",
         ("drafter=suffix", "target=tiny", "decoding/shape=dynamic_tree"): "vLLM verifies chains",
         (f"checkpoint={checkpoint}", "decoding/shape=entropy_chain"): "eagle3 does not draft from tokens alone",
         (f"checkpoint={checkpoint}", "engine.dtype=int8"): "engine.dtype is 'int8'",
@@ -119,3 +128,4 @@ def test_bad_input(run, make_checkpoint, tmp_path, capsys):
         assert status.value.code == 2, overrides
         errors = [line for line in printed.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and expected in errors[0] and "Traceback" not in printed, printed
+        assert not (tmp_path / "export-vllm").exists()
