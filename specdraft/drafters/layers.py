@@ -2,11 +2,11 @@
 
 N = positions of a pass, Hq / Hk = query / key-value heads, d = head size."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
 
@@ -58,12 +58,26 @@ class GatedMLP(LlamaMLP):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., H]`` -> ``[..., H]``."""
         gate, up = self.gate_proj(x), self.up_proj(x)
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # a compiler chooses by itself what it keeps
-            return self.down_proj(self._gated(gate, up))
-        return self.down_proj(checkpoint(self._gated, gate, up, use_reentrant=False, preserve_rng_state=False))
+        activation = self.act_fn.forward  # past the hooks of a sharded module, which count its calls
+        if torch.compiler.is_compiling():  # chooses by itself what it keeps
+            return self.down_proj(activation(gate) * up)
+        return self.down_proj(_Gated.apply(gate, up, activation))
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        return self.act_fn.forward(gate) * up  # past the hooks of a sharded module, which count its calls
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.activation = activation
+        return activation(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        with torch.enable_grad():
+            gate, up = (each.detach().requires_grad_() for each in ctx.saved_tensors)
+            product = ctx.activation(gate) * up
+        of_gate, of_up = torch.autograd.grad(product, (gate, up), gradient)
+        return of_gate, of_up, None
 
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -277,7 +277,7 @@ class DFlash(DraftVocabulary, Drafter):
         config, hidden = self.layer_config, self.layer_config.hidden_size
         kept = self.share_kept(tokens)
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-        per_slot = self.num_layers * (8 * hidden + 2 * attention + 4 * config.intermediate_size)
+        per_slot = self.num_layers * (8 * hidden + 2 * attention + 3 * config.intermediate_size)
         context = (len(self.layers) + 3) * hidden + self.num_layers * 4 * config.num_key_value_heads * config.head_dim
         return float((kept * self.block_size * per_slot + context) * tokens * element)
 

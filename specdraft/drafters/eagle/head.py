@@ -192,8 +192,8 @@ class EagleHead(Drafter):
         config, hidden = self.layer_config, self.layer_config.hidden_size
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
         # residuals, norms and their fp32 copies, embedding and feature; q k v and rotated q k, attention out; gated MLP
-        per_pass = self.residual_widths * hidden + self.num_layers * (2 * attention + 4 * config.intermediate_size)
-        return float((self.passes * per_pass + len(self.layers) * hidden) * tokens * element)
+        per_pass = self.residual_widths * hidden + self.num_layers * (2 * attention + 3 * config.intermediate_size)
+        return float((self.passes * per_pass + max(1, len(self.layers)) * hidden) * tokens * element)
 
     def drafting(self, rows: int, capacity: int) -> EagleDrafting:
         """See ``Drafter``."""
