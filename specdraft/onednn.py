@@ -2,19 +2,18 @@
 
 torch's own product of six rows takes three times as long as that of one, so that verifying a draft would cost as much
 as it saves; and on the AMD processor that was measured its large products take twice as long (benchmarks/onednn.py).
-A small weight is another matter: on some processors oneDNN's product of it takes longer to begin than torch's product
-to end, so that both are tried first.
+A small weight is another matter: oneDNN's product of it takes longer to begin than torch's product to end. Which is
+small is told by its size and never by trying: a busy machine would choose otherwise, and round otherwise.
 
 I / O = input / output features."""
 
 import copy
 import itertools
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,8 @@ from torch import Tensor, nn
 # of up to 16 requests. A product keeps about 0.6 MB, so that many may take 1.2 GB.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
 
-_SMALL = 2**20  # elements of a weight whose product may be over before oneDNN's has begun
+_SMALL = 2**18  # elements of an fp32 weight whose product by torch is over before oneDNN's has begun
 _LARGE = 2**27  # multiplications of a product that takes so long that preparing it for oneDNN does not matter
-_FEW = (1, 6)  # rows: of a plain step, and of one that verifies five drafts
-_CLEARLY = 1.25  # times as long: what differs less may be chance, and packed weights then do better in larger batches
-_TRIES, _CALLS = 5, 20
 
 
 class PackedLinear(nn.Linear):
@@ -217,9 +213,9 @@ def packed(module: nn.Module) -> Iterator[None]:
 
 
 def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """(parent, name, layer) of those that oneDNN can compute with. ZeRO-3 leaves of a sharded one an empty weight, and
-    a subclass with a ``forward`` of its own (a router, say) is packed only if it says ``decodes_as_linear``. Those of
-    small weights are among them if that pays here."""
+    """(parent, name, layer) of those that oneDNN can compute with, without small ones. ZeRO-3 leaves of a sharded one
+    an empty weight, and a subclass with a ``forward`` of its own (a router, say) is packed only if it says
+    ``decodes_as_linear``."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if not isinstance(child, nn.Linear) or isinstance(child, PackedLinear):
@@ -227,32 +223,6 @@ def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linea
             own = type(child).forward is not nn.Linear.forward and not getattr(child, "decodes_as_linear", False)
             if own or not child.weight.numel() or not _native(child.weight):
                 continue
-            if child.weight.numel() > _SMALL or packing_pays(*child.weight.shape, child.weight.dtype):
+            # In bfloat16 torch asks oneDNN too, which then has the blocks to make besides.
+            if child.weight.numel() > _SMALL or child.weight.dtype == torch.bfloat16:
                 yield parent, name, child
-
-
-@cache
-def packing_pays(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
-    """Whether a few rows times a weight ``[O, I]`` take oneDNN no longer than torch, on one thread of this machine."""
-    weight = torch.ones((outputs, inputs), dtype=dtype)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-    rows = [torch.ones((count, inputs), dtype=dtype) for count in _FEW]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        plainly = sum(_seconds(partial(torch.nn.functional.linear, given, weight)) for given in rows)
-        ours = sum(_seconds(partial(_product, given, packed, None)) for given in rows)
-    finally:
-        torch.set_num_threads(threads)
-    return ours < _CLEARLY * plainly
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    """What some calls take, the shortest of a few tries: what else the machine does makes others longer."""
-    tries = []
-    for _ in range(_TRIES):
-        started = time.perf_counter()
-        for _ in range(_CALLS):
-            call()
-        tries.append(time.perf_counter() - started)
-    return min(tries)
