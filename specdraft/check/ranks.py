@@ -81,6 +81,10 @@ def loss_is_shared_out(subject: Subject) -> str:
     """The loss of a batch, and the sum of its halves' losses with the counts of the whole. A difference makes the loss
     depend on how many GPUs there are and on how batches are accumulated."""
     drafter, batch = subject.drafter(), usual_batch(subject)
+    learns = type(drafter).training_loss is not Drafter.training_loss
+    if learns and drafter.tells_hits and step(drafter, batch, subject.target).drafted is None:
+        mend = "hand on what distillation_loss tells, or set tells_hits = False in the class"
+        raise Failed(f"the loss does not tell which first tokens of drafts are right (TrainingLoss.drafted): {mend}")
     counts = drafter.count_supervised(batch)
     if counts is None:
         raise NotApplicable("it has no count_supervised: batches count alike, however much there is to learn in each")

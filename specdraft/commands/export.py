@@ -34,6 +34,7 @@ def main(config: DictConfig) -> None:
     elif config.checkpoint is None:
         raise UserError("checkpoint= is missing: expected the path of a drafter, or of a run directory that holds one")
     else:
+        _check_unused(config)
         directory = export(config.checkpoint, engine, config.output, config.quantize, config.hub)
     usage = (directory / CARD).read_text(encoding="utf-8").partition("\n## Serving")[2].partition("\n## Acceptance")[0]
     print(f"export: {directory}\n\nServing{usage}", end="")
@@ -43,6 +44,15 @@ def main(config: DictConfig) -> None:
         measured = about_these_weights(evaluation_of(source), config.quantize or trained.get("quantization"))
         address = hub.publish(directory, config.hub, engine.name, trained, measured, config.hub_private)
         print(f"\nhub: {address}")
+
+
+def _check_unused(config: DictConfig) -> None:
+    """Raises UserError for settings of a proposer alone: a checkpoint's weights are for the target that taught them."""
+    given = [f"decoding.{name}={value}" for name, value in config.decoding.items() if value is not None]
+    given += [f"target.{name}={value}" for name, value in config.target.items() if value is not None]
+    if given:
+        said = f"{given[0]} does not go with the weights of checkpoint={config.checkpoint}, which is for its own target"
+        raise UserError(f"{said}: expected it with drafter= or decoding/shape= alone; leave it out")
 
 
 def _proposer(config: DictConfig, engine: "Engine") -> Path:

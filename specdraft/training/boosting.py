@@ -17,6 +17,8 @@ from specdraft.targets.batch import Batch
 def check_earlier(checkpoints: str | Sequence[str]) -> None:
     """Raises UserError for a checkpoint that is not there, for a drafter that was never trained, and for one of a kind
     whose loss does not tell what it drafts right. Its class says so: nothing is loaded."""
+    if unknown := [name for name in _names(checkpoints) if not isinstance(name, str)]:
+        raise UserError(f"boost names {unknown[0]!r}: expected paths of checkpoints, as boost=RUN or boost=[RUN, RUN]")
     for name in _names(checkpoints):
         kind = drafter_class(name)
         if kind.training_loss is Drafter.training_loss:
@@ -67,4 +69,4 @@ class Earlier:
 
 
 def _names(checkpoints: str | Sequence[str]) -> Sequence[str]:
-    return [checkpoints] if isinstance(checkpoints, str) else checkpoints
+    return checkpoints if isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str) else [checkpoints]

@@ -26,6 +26,15 @@ def test_calls_that_depend_on_the_batch_are_found():
     assert "calls other modules" in failure("ranks", (ALIGN, longer))
 
 
+def test_hits_that_are_promised_are_told():
+    told = "objective(weights, teacher, steps, self.divergence))"
+    silent = (told, f"{told[:-1]}._replace(drafted=None))")
+    found = outcome("totals", silent)
+    assert found.level is Level.FAILED and "set tells_hits = False in the class" in found.sentence
+    owned = ("    def start(", "    tells_hits = False\n\n    def start(")
+    assert outcome("totals", silent, owned).level is not Level.FAILED
+
+
 def test_totals_are_minded():
     assert outcome("totals").level is Level.NOT_APPLICABLE
     takes = (

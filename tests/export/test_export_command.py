@@ -129,3 +129,13 @@ def test_bad_input(run, make_checkpoint, tmp_path, capsys):
         errors = [line for line in printed.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and expected in errors[0] and "Traceback" not in printed, printed
         assert not (tmp_path / "export-vllm").exists()
+
+
+@pytest.mark.parametrize("given", ["target=llama-8b", "decoding.num_draft_tokens=8"])
+def test_what_the_weights_do_not_ask_for_is_refused(run, make_checkpoint, capsys, given):
+    _, checkpoint = make_checkpoint()
+    with pytest.raises(SystemExit):
+        run(f"checkpoint={checkpoint}", given)
+    said = capsys.readouterr().err
+    assert "does not go with the weights of checkpoint=" in said and "with drafter= or decoding/shape= alone" in said
+    assert not list(checkpoint.parent.glob("export-*"))

@@ -129,6 +129,12 @@ def test_what_was_never_trained_is_refused(target, tmp_path):
         check_earlier(saved(PromptLookup(), target, tmp_path))
 
 
+@pytest.mark.parametrize("named", [3, [3], [None]])
+def test_what_is_no_path_is_refused(named):
+    with pytest.raises(UserError, match=r"^boost names (3|None): expected paths of checkpoints, as boost=RUN"):
+        check_earlier(named)
+
+
 def test_a_kind_that_does_not_tell_is_refused_by_its_class(target, head, tmp_path):
     names = [saved(head, target, tmp_path), saved(JacobiForcing.for_target(target), target, tmp_path)]
     check_earlier(names[0])
