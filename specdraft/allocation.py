@@ -7,7 +7,9 @@ import ctypes
 import os
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, by malloc.h
-_BLOCK, _KEPT = 2**24, 2**29  # bytes: larger blocks, as those of a cache, and more free memory than that still go back
+# Bytes: larger blocks, as those of a cache, and more free memory than that still go back. More than 32 MiB of a block
+# glibc refuses; with less, a window's logits in training (``losses/windows.py``) would be new pages each time.
+_BLOCK, _KEPT = 2**25, 2**29
 
 
 def keep_freed_memory() -> bool:

@@ -1,7 +1,7 @@
 """Products on a CPU by oneDNN, in fp32 too, for which torch asks another library; and linear layers packed for it once.
 
 torch's own product of six rows takes three times as long as that of one, so that verifying a draft would cost as much
-as it saves; and on the AMD processor that was measured its large products take twice as long (benchmarks/onednn.py).
+as it saves; and on the AMD processor with AVX-512 that was measured its large products take twice as long.
 A small weight is another matter: oneDNN's product of it takes longer to begin than torch's product to end. Which is
 small is told by its size and never by trying: a busy machine would choose otherwise, and round otherwise.
 
@@ -143,18 +143,22 @@ def learning(module: nn.Module) -> Iterator[None]:
 
 @cache
 def is_faster() -> bool:
-    """Whether oneDNN's large products in fp32 take less time than torch's: on AMD's processors, half (benchmarks/
-    onednn.py). Told by the processor's name and not by trying, as a resumed training must compute as before."""
+    """Whether oneDNN's large products in fp32 take less time than torch's: half on AMD's processors with AVX-512, which
+    torch's library does not use there (benchmarks/onednn.py); with AVX2 alone they take longer. Told by what the
+    processor says of itself and not by trying, as a resumed training must compute as before."""
     try:
         processor = Path("/proc/cpuinfo").read_text()
     except OSError:  # not Linux
         return False
-    return "AuthenticAMD" in processor and torch.backends.mkldnn.is_available()
+    return "AuthenticAMD" in processor and " avx512f" in processor and torch.backends.mkldnn.is_available()
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b.T`` of ``a [n, K]`` and ``b [m, K]``, without a gradient."""
-    return _product(a, b, None) if a.dtype == b.dtype and _native(a) else torch.nn.functional.linear(a, b)
+    """``a @ b.T`` of ``a [n, K]`` and ``b [m, K]``, without a gradient. Of an fp32 ``b`` by columns, torch's library
+    takes less time, unless it does not know the processor."""
+    by_columns = b.dtype == torch.float32 and not b.is_contiguous() and not is_faster()
+    ours = a.dtype == b.dtype and _native(a) and not by_columns
+    return _product(a, b, None) if ours else torch.nn.functional.linear(a, b)
 
 
 def _product(given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -341,15 +341,36 @@ def test_nothing_is_changed_where_torch_is_as_fast(monkeypatch):
         assert type(linear) is nn.Linear
 
 
-@pytest.mark.parametrize(("name", "expected"), [("AuthenticAMD", True), ("GenuineIntel", False), (None, False)])
-def test_which_processors_want_it(monkeypatch, name, expected):
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        ("AuthenticAMD", "avx2 avx512f", True),
+        ("AuthenticAMD", "avx2", False),
+        ("GenuineIntel", "avx2 avx512f", False),
+        (None, "", False),
+    ],
+)
+def test_which_processors_want_it(monkeypatch, name, flags, expected):
     def read(path):
         if name is None:
             raise FileNotFoundError(path)
-        return f"vendor_id\t: {name}\n"
+        return f"vendor_id\t: {name}\nflags\t\t: fpu {flags}\n"
 
     monkeypatch.setattr(onednn.Path, "read_text", read)
     assert is_faster.__wrapped__() is expected
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_weight_by_columns_is_torchs_where_its_library_knows_the_processor(monkeypatch, faster):
+    monkeypatch.setattr(onednn, "is_faster", lambda: faster)
+    computed = onednn._product
+    asked = []
+    monkeypatch.setattr(onednn, "_product", lambda *given: asked.append(given) or computed(*given))
+    a, columns = torch.randn(3, 5), torch.randn(5, 4)
+    torch.testing.assert_close(onednn.product(a, columns.T), a @ columns)
+    assert len(asked) == faster
+    torch.testing.assert_close(onednn.product(a, columns.T.contiguous()), a @ columns)
+    assert len(asked) == 1 + faster
 
 
 def test_a_layer_that_learns_is_packed_where_it_decodes(on_amd):

@@ -17,6 +17,7 @@ from contenders.problem import (
     Contender,
     Problem,
 )
+from specdraft.allocation import keep_freed_memory
 from specdraft.drafters.dflash import DFlash
 from specdraft.drafters.eagle import Eagle3, PEagle
 from specdraft.onednn import learning
@@ -42,7 +43,8 @@ def build(problem: Problem, sampled: bool = False) -> Contender:
     model.lm_head.weight = torch.nn.Parameter(problem.head)
     model.model.embed_tokens.weight = torch.nn.Parameter(problem.embedding)
     target = Target.from_model(model)
-    target.pack()  # as every target that is loaded on a CPU
+    keep_freed_memory()  # both as of every target that is loaded on a CPU
+    target.pack()
     drafter = _drafter(problem, sampled)
     drafter.set_draft_vocabulary(problem.draft_ids)
     missing, unknown = drafter.load_state_dict(problem.weights, strict=False)

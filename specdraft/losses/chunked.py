@@ -22,7 +22,6 @@ from specdraft.losses.divergence import Divergence, forward_kl
 from specdraft.losses.windows import Windows, window_size
 from specdraft.onednn import is_faster, product
 
-_FEW = 512  # positions for which, on a CPU, adding a product to the weight's gradient takes longer than oneDNN gains
 _ROWS = 1024  # of a weight's gradient to which a product is added at a time that cannot be added where it is made
 
 
@@ -257,8 +256,7 @@ def _operand_dtype(hidden: Tensor) -> torch.dtype:
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
     """``total [Vd, H] += scale * a.T @ b`` of ``a [c, Vd]`` and ``b [c, H]``, with no other tensor of its size."""
-    by_onednn = a.device.type == "cpu" and (len(a) >= _FEW or is_faster())
-    if a.dtype == total.dtype and not by_onednn:
+    if a.dtype == total.dtype and not (a.device.type == "cpu" and is_faster()):
         total.addmm_(a.T, b, alpha=scale)
     elif _adds_wider(a.device):
         torch.addmm(total, a.T, b, out_dtype=total.dtype, alpha=scale, out=total)

@@ -12,8 +12,9 @@ from torch import Tensor
 # which its products have 2 * 2,048 FLOPs to do: enough for any GPU to be busy with arithmetic.
 POSITIONS = 2048
 # Elements of a window's draft logits on a processor. Larger ones take memory and fall out of its caches; smaller ones
-# make the traffic of the projection's gradient dominate. See benchmarks/train_step.py.
-ELEMENTS = 256 * 32_768
+# make the traffic of the projection's gradient dominate. See benchmarks/train_step.py. In fp32 they are a little less
+# than the blocks that are used again when they are freed (``allocation.py``).
+ELEMENTS = 255 * 32_768
 SHARE = 16  # of a GPU's free memory fp32 draft logits take one part; the target's vocabulary may be the larger one
 
 

@@ -35,6 +35,7 @@ def test_blocks_are_parts_of_the_whole(monkeypatch, name, pruned):
     z, logits, ids, label = problem(pruned)
     index = torch.tensor([0, 3, 4, 7, 8, 9])
     results = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     for rows in (C, 4, 1):
         monkeypatch.setattr(comparison, "CACHED", rows * z.shape[1])
         compare = eager(z, name)
@@ -48,11 +49,15 @@ def test_blocks_are_parts_of_the_whole(monkeypatch, name, pruned):
             torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-14)
 
 
-def test_blocks_fit_into_a_cache():
+def test_blocks_fit_into_the_caches_of_all_threads(monkeypatch):
     def rows(size, vocabulary, device=CPU):
         return Eager(forward_kl, size, vocabulary, torch.float32, device).rows
 
-    assert rows(256, 32_768) == 4 and rows(64, CACHED + 1) == 1 and rows(64, CACHED // 2) == 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert rows(256, 32_768) == 8 and rows(64, CACHED + 1) == 1 and rows(64, CACHED // 2) == 2
+    assert rows(64, 1000) == 64, "no more than a chunk has"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert rows(256, 32_768) == 16 and rows(64, CACHED + 1) == 1
     assert rows(64, 1000, torch.device("meta")) == 64, "elsewhere than on a processor a chunk is one block"
 
 

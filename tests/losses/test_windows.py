@@ -89,4 +89,10 @@ def test_windows_on_a_gpu_leave_memory_for_the_rest(monkeypatch):
 def test_windows_on_a_processor_hold_so_many_logits():
     cpu = torch.device("cpu")
     assert window_size(32_768, cpu) * 32_768 == ELEMENTS == window_size(512, cpu) * 512
-    assert window_size(32_769, cpu) == 255 and window_size(10**9, cpu) == 16
+    assert window_size(32_769, cpu) == 254 and window_size(10**9, cpu) == 16
+
+
+def test_the_logits_of_a_window_are_memory_that_is_used_again():
+    from specdraft.allocation import _BLOCK
+
+    assert 0.99 * _BLOCK < 4 * ELEMENTS < _BLOCK - 2**12  # what the allocators add of their own
