@@ -36,14 +36,16 @@ class Decoder:
         sampling: Sampling | None = None,
         rule: rules.Rule = rules.rejection_sampling,
         trace: bool = False,
+        repeatable: bool = False,
     ) -> None:
         """``shape`` is that of every draft, a number a chain of as many tokens; ``rule`` verifies above temperature 0;
-        ``trace``: every generation records its rounds. Raises UserError for a draft of fewer than 1 token and
-        for a shape that the rule cannot verify."""
+        ``trace``: every generation records its rounds; ``repeatable``: passes take all threads and not those that are
+        measured to be fastest, with which another process could round otherwise. Raises UserError for a draft of fewer
+        than 1 token and for a shape that the rule cannot verify."""
         self.target, self.drafter, self.rule = target, drafter, rule
         self.shape = as_shape(shape) if drafter is not None else None
         self.sampling = sampling or Sampling()
-        self.trace = trace
+        self.trace, self.repeatable = trace, repeatable
         self.num_places = 0  # for the most nodes of a draft
         if self.shape is not None and drafter is not None:
             if not self.sampling.greedy:
@@ -123,7 +125,7 @@ class Decoder:
             if not requests.under_way:
                 return
             tokens = len(requests.under_way) * (1 + requests.num_read)
-            with limited(self.target.decoding_threads if tokens <= FEW_TOKENS else None):
+            with limited(self.target.decoding_threads if tokens <= FEW_TOKENS and not self.repeatable else None):
                 if plain_every and rounds % plain_every == 0:
                     requests.time_plain_round()
                 requests.round()

@@ -77,6 +77,16 @@ def test_rounds_of_few_tokens_take_what_was_measured_and_prompts_all(monkeypatch
     assert torch.get_num_threads() == 8
 
 
+def test_what_has_to_repeat_itself_takes_all_threads_and_measures_nothing(monkeypatch):
+    target = Target.from_model(tiny_llama())
+    monkeypatch.setattr(Target, "decoding_threads", property(lambda self: pytest.fail("measured")))
+    seen = []
+    step = target.step
+    monkeypatch.setattr(target, "step", lambda *given: seen.append(torch.get_num_threads()) or step(*given))
+    Decoder(target, repeatable=True).generate_batch(random_prompts(2, (9,)), 4, 2)
+    assert seen == [8] * 5
+
+
 def test_a_target_measures_once_and_keeps_its_answers(monkeypatch):
     target = Target.from_model(tiny_llama())
     measured = []

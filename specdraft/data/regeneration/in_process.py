@@ -19,7 +19,7 @@ from specdraft.targets import Target
 class InProcess:
     """Each request comes out as if decoded alone, with draws from its own seed, up to the rounding of a batched pass.
     So that not even rounding depends on what was answered before an interruption, batches are fixed beforehand, and one
-    that is known in part is decoded again as a whole."""
+    that is known in part is decoded again as a whole; nor does anything depend on what is measured."""
 
     def __init__(self, drafter: str | None = None, num_draft_tokens: int = 5, compile: bool | str = "auto") -> None:
         """``drafter``: a checkpoint or run directory. ``compile``: see ``decoding/compilation.py``. Raises UserError if
@@ -47,7 +47,7 @@ class InProcess:
                 self._drafter = drafter.to(target.device, target.dtype)
                 pack(self._drafter)
             sampling = Sampling(requests[numbers[0]].temperature)
-            decoder = Decoder(target, self._drafter, self.num_draft_tokens, sampling)
+            decoder = Decoder(target, self._drafter, self.num_draft_tokens, sampling, repeatable=True)
             prompts = [requests[number].prompt for number in numbers]
             seeds = [requests[number].seed for number in numbers]
             with compiling(wanted(self.compile, target.device)):

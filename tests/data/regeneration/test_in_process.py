@@ -53,6 +53,13 @@ def test_greedy_answers_are_those_of_decoding_alone(target: Target, prompts: lis
     assert expected[0][-1] in target.eos_token_ids and len(expected[0]) <= 3 and max(map(len, expected)) == 6
 
 
+def test_nothing_that_is_measured_decides_the_answers(
+    target: Target, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "decoding_threads", property(lambda self: pytest.fail("measured")))
+    assert answered(InProcess(), target, asked(prompts, 0.0)) == [alone(target, prompt, 6) for prompt in prompts]
+
+
 def test_draws_depend_on_the_seed_alone(target: Target, prompts: list[Ids]) -> None:
     requests = asked(prompts, 0.0, 1.0)
     torch.manual_seed(1)
