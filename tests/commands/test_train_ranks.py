@@ -40,6 +40,8 @@ STRATEGIES |= {"eagle3": ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspee
 TWO_RANKS = ("trainer.accelerator=cpu", "trainer.devices=2", "evaluate=false", "export=null")
 # The default data, of which the check of parity takes as much: the target answers once for both.
 DATA = ("data.limit=160", "data.validation_limit=16")
+QUICK = ("trainer.max_steps=6", "trainer.log_every_n_steps=1", "live.prompts=2", "live.max_new_tokens=8")
+QUICK += ("model.optimizer.name=adamw",)  # what "auto" is under DeepSpeed alone
 LIMIT = 600  # seconds: the first of them lets the target answer, and the others wait for that
 
 
@@ -68,6 +70,16 @@ def end(process: subprocess.Popen[str], limit: float) -> tuple[int, str]:
     return process.returncode, said
 
 
+def ends(processes: dict[str, subprocess.Popen[str]]) -> dict[str, tuple[int, str]]:
+    """Of runs side by side, of which half of the time one rank waits for the other to be started."""
+    try:
+        return {name: end(process, LIMIT) for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def trained(run: Path) -> dict[str, list[float]]:
     """The logged losses and gradient norms by name."""
     with (run / "metrics.csv").open() as file:
@@ -79,22 +91,12 @@ def trained(run: Path) -> dict[str, list[float]]:
 def test_every_strategy_trains_every_family_to_the_end(family, tmp_path):
     """On the default data, whose batches are unequal: ranks that called other modules would wait for ever."""
     curves = {}
-    quick = ("trainer.max_steps=6", "trainer.log_every_n_steps=1", "live.prompts=2", "live.max_new_tokens=8")
-    quick += ("model.optimizer.name=adamw",)  # what "auto" is under DeepSpeed alone
+    model = MODELS.get(family, (f"model={family}",))
 
     def started(strategy):
-        model = MODELS.get(family, (f"model={family}",))
-        return start(*model, f"strategy={strategy}", *DATA, *quick, f"hydra.run.dir={tmp_path / strategy}")
+        return start(*model, f"strategy={strategy}", *DATA, *QUICK, f"hydra.run.dir={tmp_path / strategy}")
 
-    # Side by side: half of the time of a run one rank waits for the other to be started.
-    processes = {strategy: started(strategy) for strategy in STRATEGIES[family]}
-    try:
-        ends = {strategy: end(process, LIMIT) for strategy, process in processes.items()}
-    finally:
-        for process in processes.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    for strategy, (status, said) in ends.items():
+    for strategy, (status, said) in ends({each: started(each) for each in STRATEGIES[family]}).items():
         run = tmp_path / strategy
         assert status == 0, said[-3000:]
         curves[strategy] = trained(run)
@@ -107,6 +109,24 @@ def test_every_strategy_trains_every_family_to_the_end(family, tmp_path):
     for strategy, curve in curves.items():  # they compute the same
         for name, values in curve.items():
             assert values == pytest.approx(first[name], rel=2e-3), (strategy, name)
+
+
+def test_layers_that_learn_by_onednn_learn_alike_where_their_weights_are_sharded(tmp_path):
+    def started(strategy):
+        mine = (
+            "imports=[tests.training.learned_products]",
+            "trainer.precision=32-true",
+            f"hydra.run.dir={tmp_path / strategy}",
+        )
+        return start("model=eagle3", f"strategy={strategy}", *DATA, *QUICK, *mine, PYTHONPATH=str(cli.REPOSITORY))
+
+    for strategy, (status, said) in ends({each: started(each) for each in ("ddp", "deepspeed_zero3")}).items():
+        assert status == 0, said[-3000:]
+        products = [int(found) for found in re.findall(r"learned products: (\d+)", said)]
+        assert len(products) == 2 and min(products) >= 6 * 7, strategy  # of a layer's seven, in every step of each rank
+    sharded, whole = trained(tmp_path / "deepspeed_zero3"), trained(tmp_path / "ddp")
+    for name, values in whole.items():
+        assert len(values) == 6 and sharded[name] == pytest.approx(values, rel=2e-3), name
 
 
 @pytest.fixture
