@@ -20,7 +20,8 @@ def test_a_signal_to_one_rank_stops_all_at_the_end_of_a_step(tmp_path, number, u
     ranks = Ranks(tmp_path, 2, faults_worker.train, tmp_path, 12, FOR_EVER, None, 30.0, fault)
     assert [ranks.end(rank) for rank in range(2)] == [0, 0], ranks.said()
     first, losses = resumed(tmp_path, world_size=2)
-    assert first == 4 and losses == pytest.approx(undisturbed[4:], abs=1e-6)
+    # Two ranks sum in another order than one, and Adam carries that on.
+    assert first == 4 and losses == pytest.approx(undisturbed[4:], rel=1e-5)
 
 
 @pytest.mark.parametrize("twice", [False, True])
