@@ -149,6 +149,9 @@ parity-suffix: $(INSTALLED) $(ARCTIC)/arctic_inference ## suffix decoding by our
 parity-grammar: $(INSTALLED) $(PARITY_VENV)/.installed ## answers that follow a grammar, in vLLM and here: tokens and counts
 	$(RUN) tests/parity/grammar.py $(ARGS)
 
+parity-sampling: $(INSTALLED) $(PARITY_VENV)/.installed ## penalties, top-k and what a model is published with, in vLLM and here
+	$(RUN) tests/parity/sampling.py $(ARGS)
+
 parity-speculators: $(INSTALLED) $(PARITY_VENV)/.installed $(PEERS_VENV)/.installed ## a head of speculators: imported, counted in vLLM, trained on
 	$(RUN) tests/parity/peer.py $(ARGS)
 

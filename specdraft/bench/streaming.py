@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from specdraft.data.sources.base import Message
+from specdraft.decoding.served import SERVED
 from specdraft.errors import UserError
 
 _SHOWN = 300  # characters of a server's message
@@ -70,11 +71,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asking:
-    """How questions are asked. timeout: seconds for a whole answer; stall: seconds without a piece of it. extra: more
+    """How questions are asked. temperature "served": requests do not say how to sample, and the server does by its own
+    defaults. timeout: seconds for a whole answer; stall: seconds without a piece of it. extra: more
     fields of every request."""
 
     max_new_tokens: int
-    temperature: float = 0.0
+    temperature: float | str = 0.0
     seed: int = 0
     timeout: float = 600.0
     stall: float = 120.0
@@ -82,9 +84,11 @@ class Asking:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.timeout <= 0 or self.stall <= 0 or self.temperature < 0:
+        hot = self.temperature == SERVED or (isinstance(self.temperature, int | float) and self.temperature >= 0)
+        if self.max_new_tokens < 1 or self.timeout <= 0 or self.stall <= 0 or not hot:
             given = f"max_new_tokens={self.max_new_tokens}, timeout={self.timeout}, stall={self.stall}"
-            raise UserError(f"{given} and temperature={self.temperature}: expected positive numbers, or temperature=0")
+            wanted = f"expected positive numbers, or temperature=0 or {SERVED}"
+            raise UserError(f"{given} and temperature={self.temperature}: {wanted}")
 
     def with_options(self, options: Mapping[str, Any]) -> "Asking":
         """The same with options of the chat template; those that ``extra`` has already stay as they are."""
@@ -95,7 +99,8 @@ class Asking:
 
     def payload(self, model: str, question: Question) -> dict[str, Any]:
         """The request's body. Raises UserError for a conversation where the server takes plain text."""
-        body: dict[str, Any] = {"model": model, "max_tokens": self.max_new_tokens, "temperature": self.temperature}
+        body: dict[str, Any] = {"model": model, "max_tokens": self.max_new_tokens}
+        body |= {} if self.temperature == SERVED else {"temperature": self.temperature}
         body |= {"seed": self.seed + question.number, "stream": True, "stream_options": {"include_usage": True}}
         body |= {"return_token_ids": True, **self.extra}
         if self.chat:

@@ -73,12 +73,13 @@ class Conversation:
         if target.tokenizer is None:
             raise UserError("the target has no tokenizer: expected one in its directory")
         check_settings(settings, plain_every)
+        settings = settings.known(target)
         self.target, self.drafter, self.settings = target, drafter, settings
         self.plain_every = plain_every
         self.remembers = bool(getattr(target.tokenizer, "chat_template", None))
         if system is not None and not self.remembers:
             raise UserError("the target's tokenizer has no chat template, which system= needs: expected system=null")
-        sampling = settings.sampling(settings.temperatures[0])
+        sampling = settings.sampling(settings.numbers[0])
         self._plain = Decoder(target, sampling=sampling, trace=True)
         self._drafted: Decoder | None = None
         drafts = "no drafter"
@@ -88,7 +89,7 @@ class Conversation:
             shape = drafted(settings.draft_shape(drafter, target), way)
             self._drafted = Decoder(target, drafter, shape, sampling, settings.rule, trace=True)
             drafts = f"{drafter.family}, {shape}"
-        self.description = f"{target.identity.name} \u00b7 {drafts} \u00b7 temperature {sampling.temperature:g}"
+        self.description = f"{target.identity.name} \u00b7 {drafts} \u00b7 {sampling}"
         self.drafting = drafter is not None
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.answers: list[Answer] = []

@@ -24,6 +24,7 @@ from specdraft.data.sources.decontamination import Benchmark
 from specdraft.data.tokenization.cache import Flat, Notes, cached_examples, in_chunks
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
 from specdraft.data.tokenization.tokenize import CHUNK, accepted, available_cores, tokenized
+from specdraft.decoding.served import SERVED
 from specdraft.errors import UserError, check_switch, check_whole_number
 from specdraft.files import cache_directory
 from specdraft.targets import Target
@@ -68,7 +69,7 @@ class Preparation:
     limit: int | None = None
     validation_limit: int | None = None
     regenerate: bool = True
-    temperatures: Sequence[float] = (0.0, 1.0)
+    temperatures: Sequence[float | str] = (0.0, 1.0)
     max_new_tokens: int = 96
     generation_batch_size: int = 128
     seed: int = 0
@@ -101,10 +102,11 @@ class Preparation:
     def generation(self) -> RegenerationSettings:
         """How the target answers. Raises UserError."""
         try:
-            temperatures = tuple(map(float, self.temperatures))
+            temperatures = tuple(each if each == SERVED else float(each) for each in self.temperatures)
         except (TypeError, ValueError):
             said = f"data.temperatures is {self.temperatures}"
-            raise UserError(f"{said}: expected a list of numbers from 0 upwards, as [0,1]") from None
+            wanted = f"expected a list of numbers from 0 upwards, as [0,1], or among them {SERVED}"
+            raise UserError(f"{said}: {wanted}") from None
         return RegenerationSettings(temperatures, self.max_new_tokens, self.generation_batch_size, self.seed)
 
     @cached_property

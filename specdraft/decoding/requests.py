@@ -3,7 +3,7 @@
 B = requests, N = nodes of a draft, D = its levels, V = vocabulary."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -16,6 +16,7 @@ from specdraft.decoding.interfaces import Drafter, Drafting, Features, Target
 from specdraft.decoding.pace import Pace
 from specdraft.decoding.pacing import Rounds
 from specdraft.decoding.passes import Pass, Riders, Texts
+from specdraft.decoding.processors import Processors
 from specdraft.decoding.sampling import Chance, Sampling, sample
 from specdraft.decoding.shapes import Shape
 from specdraft.decoding.trace import Round, Trace
@@ -86,10 +87,9 @@ class Requests:
         self.cache = self.target.new_cache(rows, capacity)
         if self.drafting is not None:
             self.drafting.borrow(self.cache)
-        self.grammar = None if self.sampling.grammar is None else self.sampling.grammar.follow(self.target, rows)
-        if self.sampling.grammar is not None and self.sampling.grammar.masks_drafts and self.drafting is not None:
-            assert self.grammar is not None
-            self.drafting.constrain(self.grammar)
+        self.processors = Processors(self.sampling, self.target, rows)
+        if self.drafting is not None and self.processors.masks_drafts is not None:
+            self.drafting.constrain(self.processors.masks_drafts)
         self._read: Read | None = None
         self.last, self.lengths, self.seeds = torch.zeros((3, rows), dtype=torch.int64, device=device)
 
@@ -101,9 +101,7 @@ class Requests:
         read = self._read_prompt(reading, list(prompt), row)
         features, logits = read.features, read.logits
         self.lengths[row], self.seeds[row] = len(prompt), Chance.mixed(seed)
-        if self.grammar is not None:
-            self.grammar.begin(row)
-            logits = self.grammar.mask(logits[:, None], first=row)[0][:, 0]
+        logits = self.processors.begin(row, reading.ids[0], logits)
         if self.sampling.greedy:
             first = logits.argmax(-1)
         else:
@@ -118,9 +116,9 @@ class Requests:
             counts = torch.full((1,), len(prompt), device=device)
             texts = Texts(torch.ones(1, dtype=torch.int64, device=device), 1, row)
             self.drafting.advance(texts, torch.cat([reading.ids[:, 1:], first[:, None]], dim=1), counts, features)
+        self.processors.advance(first[:, None], torch.ones_like(first), row)
         request = Request(number, len(prompt), limit, Generation(first.tolist()))
-        if self.grammar is not None:
-            self.grammar.advance(row, request.result.tokens)
+        self.processors.read(row, request.result.tokens)
         if self.method.trace:
             request.result.trace = Trace(list(prompt), request.result.tokens[0])
         request.result.prefill_seconds = now() - started
@@ -148,8 +146,8 @@ class Requests:
         riders = None if self.drafting is None else self.drafting.ride(texts)
         marks.append(self.clock.mark())
         logits, features = self._verify(texts, trees, self.layers, riders)
-        masked, counted = self._allowed(logits, trees)
-        verdict = self._accept(trees, masked)
+        processed, counted = self.processors.apply(logits, trees)
+        verdict = self._accept(trees, processed)
         marks.append(self.clock.mark())
         if self.drafting is not None and self.drafting.top_tokens:
             alive = trees.beneath(torch.ones_like(trees.tokens, dtype=torch.bool))
@@ -170,7 +168,7 @@ class Requests:
         lengths = [request.length for request in self.under_way]
         texts = Texts(self.lengths[: len(lengths)], max(lengths))
         trees = empty(len(lengths), self.target.device)
-        logits = self._allowed(self._verify(texts, trees, ())[0], trees)[0]
+        logits = self.processors.apply(self._verify(texts, trees, ())[0], trees)[0]
         if self.sampling.greedy:
             verdict = rules.greedy(trees, logits.argmax(-1))
         else:
@@ -191,8 +189,7 @@ class Requests:
         if index == last:
             return
         self.cache.copy(last, index, length)
-        if self.grammar is not None:
-            self.grammar.drop(index, last)
+        self.processors.drop(index, last)
         if self.drafting is not None:
             self.drafting.drop(index, last, length)
         for rows in (self.last, self.lengths, self.seeds):
@@ -243,14 +240,6 @@ class Requests:
         self.drafting.hear(logits[:, nodes:])
         return logits[:, :nodes], features
 
-    def _allowed(self, logits: Tensor, trees: DraftTrees) -> tuple[Tensor, DraftTrees]:
-        """The target's logits ``[B, N + 1, V]`` of the tokens that may come, and the drafts as they count: without
-        those that may not. The rule judges these, too: not to try what was drawn would take it out of q."""
-        if self.grammar is None:
-            return logits, trees
-        masked, may_come = self.grammar.mask(logits, trees)
-        return masked, replace(trees, alive=trees.beneath(may_come))
-
     def _accept(self, trees: DraftTrees, logits: Tensor) -> rules.Verdict:
         """The path that the rule accepts of every draft, and the target's own token after it."""
         if self.sampling.greedy:
@@ -273,6 +262,7 @@ class Requests:
         if self.drafting is not None:
             before = torch.nn.functional.pad(path + 1, (1, 0))  # the positions before each emitted token
             self.drafting.advance(texts, emitted, count + 1, features.take(before))
+        self.processors.advance(emitted, count + 1)
         texts.lengths.add_(count + 1)
         self.last[: len(following)] = following
         return emitted
@@ -286,8 +276,7 @@ class Requests:
             request = self.under_way[index]
             result = request.result
             result.tokens += tokens[: accepted + 1]
-            if self.grammar is not None:
-                self.grammar.advance(index, tokens[: accepted + 1])
+            self.processors.read(index, tokens[: accepted + 1])
             if result.trace is not None:
                 path = verdict.path[index, :accepted].tolist()
                 result.trace.rounds.append(Round.of(trees, index, path, tokens[accepted]))

@@ -3,7 +3,7 @@
 B = requests, V = vocabulary."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 keep every token; of those that ``grammar`` allows."""
+    """``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 keep every token; of those that ``grammar`` allows.
+
+    Logits of tokens that prompt or answer have are divided by ``repetition_penalty`` where they are positive, else
+    multiplied by it (CTRL, 1909.05858, section 4.1); from those of tokens that the answer has,
+    ``presence_penalty`` is taken once and ``frequency_penalty`` for every time."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     grammar: "Grammar | None" = None
 
     def __post_init__(self) -> None:
@@ -31,6 +38,25 @@ class Sampling:
             raise UserError(f"top_k is {self.top_k}: expected 0 (off) or a positive number")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}: expected a number above 0 and at most 1")
+        if not 0 < self.repetition_penalty < math.inf:
+            said = f"repetition_penalty is {self.repetition_penalty}"
+            raise UserError(f"{said}: expected 1 (off) or another positive number")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise UserError(f"{name} is {getattr(self, name)}: expected 0 (off) or another number from -2 to 2")
+
+    @property
+    def penalized(self) -> bool:
+        """Whether what a text says changes what may come."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    def __str__(self) -> str:
+        """All that is not neutral, as "temperature 0.6, top-k 20"; the grammar is left out."""
+        said = [f"temperature {self.temperature:g}"]
+        for each in fields(self)[1:-1]:
+            if (value := getattr(self, each.name)) != each.default:
+                said.append(f"{each.name} {value:g}")
+        return ", ".join(said)
 
     @property
     def greedy(self) -> bool:

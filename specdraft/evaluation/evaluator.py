@@ -62,8 +62,8 @@ def evaluate(
     does everything beside it; how far it is from ``target`` is measured on that one's greedy answers, and recorded.
 
     Raises UserError if there are no prompts or one does not fit the context, before anything is decoded, and as
-    ``tuned_target``."""
-    settings = settings or EvaluationSettings()
+    ``tuned_target`` and ``EvaluationSettings.known``."""
+    settings = (settings or EvaluationSettings()).known(target)
     check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
     original, target = target, tuned_target(target, drafter, [*(compare or {}).values()])
     shape = settings.draft_shape(drafter, target)
@@ -73,8 +73,10 @@ def evaluate(
         each.eval()
     recorded = {
         "num_draft_tokens": AUTO if settings.search else shape.depth,
-        **{name: getattr(settings, name) for name in ("top_k", "top_p", "max_new_tokens", "batch_size", "seed")},
-        "temperatures": list(settings.temperatures),
+        **{name: getattr(settings, name) for name in ("max_new_tokens", "batch_size", "seed")},
+        "temperatures": list(settings.numbers),
+        "sampling": {f"{each:g}": settings.describe(each) for each in settings.numbers},
+        "unmeasured_sampling": settings.unmeasured(target),
         "draft_tree": str(settings.search or shape),
         "rule": describe(settings.rule),
         "grammar": settings.grammar,
@@ -100,7 +102,7 @@ def evaluate(
     evaluator = _Evaluator(target, prompts, settings, progress, evaluation)
     pilot = Pilot(target, prompts, settings, progress, evaluation.settings)
     decoded: dict[str, Shape] = {}  # at the first temperature
-    total = len(settings.temperatures) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
+    total = len(settings.numbers) * sum(1 + len(prompt.follow_ups) for prompt in prompts)
     with ExitStack() as stack:
         stack.enter_context(compiling(wanted(settings.compile, target.device)))
         inside = {module for each in drafters.values() for module in each.modules() if module is not each}
@@ -108,7 +110,7 @@ def evaluate(
             if each not in inside:  # a drafter made of others is ready with them
                 stack.enter_context(ready_to_decode(each))
         bar = stack.enter_context(tqdm(total=total, desc="evaluating", unit="request", disable=not progress))
-        for temperature in settings.temperatures:
+        for temperature in settings.numbers:
             ways = list(ways_of(drafters, shape, draftings if temperature else (GREEDY,)))
             if settings.search is not None:
                 ways = [replace(way, shape=pilot.found(settings.search, way, temperature)) for way in ways]
@@ -235,7 +237,9 @@ class _Evaluator:
                     drafts = answers[way][place]
                     if each.turn or each.prompt not in recorded:
                         drafts.trace = None  # beside one that is recorded
-                    differs = first_difference(target, ids, baseline.tokens, drafts.tokens) if sampling.greedy else None
+                    differs = None
+                    if sampling.greedy:
+                        differs = first_difference(target, ids, baseline.tokens, drafts.tokens, sampling)
                     requests[way].append(Request(each.prompt, category, baseline, drafts, ids, differs))
                 each.answered(answer_in_words(target.tokenizer, baseline.tokens))
             after_each()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from specdraft.decoding.passes import Pass
+from specdraft.decoding.penalties import penalized
+from specdraft.decoding.sampling import Sampling
 
 if TYPE_CHECKING:
     from specdraft.targets import Target
@@ -38,9 +40,10 @@ class Difference:
 
 @torch.inference_mode()
 def first_difference(
-    target: "Target", prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]
+    target: "Target", prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int], sampling: Sampling
 ) -> Difference | None:
-    """Where ``drafted`` departs from ``plain``, with the target's logits computed again behind what they share."""
+    """Where ``drafted`` departs from ``plain``, both made with ``sampling``, with the target's logits computed again
+    behind what they share."""
     pairs = enumerate(zip_longest(plain, drafted))
     position, tokens = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, None))
     if tokens is None:
@@ -49,7 +52,8 @@ def first_difference(
         return Difference(position, math.inf, math.inf, near_tie=False)
     text = [*prompt, *plain[:position]]
     features = target.step(Pass.prompt(text, target.device), target.new_cache(1, len(text)))
-    own, other = target.logits(features.last[:, -1])[0, list(tokens)].double().tolist()
+    logits = penalized(target.logits(features.last[:, -1])[0], sampling, prompt, plain[:position])
+    own, other = logits[list(tokens)].double().tolist()
     gap = abs(own - other)
     largest = max(abs(own), abs(other), torch.finfo(target.dtype).tiny)
     ulps = gap / (torch.finfo(target.dtype).eps * 2.0 ** math.floor(math.log2(largest)))

@@ -1,6 +1,7 @@
 """How an evaluation decodes: shape and drafting, rule, temperatures, lengths."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from specdraft.decoding.compilation import wanted
 from specdraft.decoding.grammar import Grammar
 from specdraft.decoding.rules import Rule, rejection_sampling
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.served import SERVED, SHAPING, Published, served, shaped
 from specdraft.decoding.shapes import AUTO, LONGEST, Shape, StaticTree, as_shape, draft_tokens
 from specdraft.entry import build
 from specdraft.errors import UserError, check_switch
@@ -27,7 +29,8 @@ _CHAIN = "specdraft.decoding.shapes.StaticTree.chain"
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How to decode; every temperature is measured on every prompt.
+    """How to decode; every temperature is measured on every prompt. One of them may be "served": sampling as engines do
+    unless they are told otherwise, by what the target is published with.
 
     ``shape`` is that of every draft: None is a chain of ``num_draft_tokens``, a function measures one with the drafter
     under test, a ``Search`` is for every trained drafter and temperature the draft that a sample of the prompts and the
@@ -41,9 +44,12 @@ class EvaluationSettings:
     shape: "Shape | Search | Callable[[Drafter, Target], Shape] | None" = None
     rule: Rule = rejection_sampling
     drafting: str = _AS_ENGINE
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    top_k: int = 0
-    top_p: float = 1.0
+    temperatures: tuple[float | str, ...] = (0.0, 1.0)
+    top_k: int | None = None  # None, here and below: off, and at temperature "served" what the target's settings say
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     grammar: str | None = None  # what answers follow: "json", or the path of a file (decoding/grammar.py)
     mask_drafts: bool = True  # whether drafts follow it, too; an engine's do not
     max_new_tokens: int = 128
@@ -51,6 +57,7 @@ class EvaluationSettings:
     seed: int = 0
     compile: bool | str = "auto"  # the passes; auto: on CUDA
     samples: int = 3  # prompts whose answers are recorded round by round, for the report
+    served: Sampling | None = None  # what the temperature "served" stands for, once the target is known
 
     @classmethod
     def from_config(cls, decoding: Mapping[str, Any], seed: int = 0) -> "EvaluationSettings":
@@ -92,9 +99,13 @@ class EvaluationSettings:
         if not self.temperatures:
             raise UserError("decoding.temperature is an empty list: expected a number or a list of numbers")
         for temperature in self.temperatures:
-            if not isinstance(temperature, int | float):
-                raise UserError(f"decoding.temperature is {temperature!r}: expected a number or a list of numbers")
-            self.sampling(temperature)
+            if temperature == SERVED:
+                shaped(Sampling(), self._given())
+            elif not isinstance(temperature, int | float):
+                said = f"decoding.temperature is {temperature!r}: expected a number, a list of numbers, or among them"
+                raise UserError(f"{said} {SERVED}, as the target's generation_config.json says")
+            else:
+                self.sampling(temperature)
         check_switch("decoding.mask_drafts", self.mask_drafts)
         wanted(self.compile, torch.device("cpu"))
         if self.shape is not None:
@@ -124,10 +135,47 @@ class EvaluationSettings:
             return (SAMPLED,)
         return (GREEDY, SAMPLED) if engine.drafting == GREEDY else (SAMPLED, GREEDY)
 
+    def known(self, target: "Published") -> "EvaluationSettings":
+        """With the temperature that "served" stands for. Raises UserError where it is one of the others, as results are
+        told apart by it, and as ``served``."""
+        if SERVED not in self.temperatures:
+            return self
+        own = served(target)
+        if own.temperature in self.temperatures:
+            said = f"decoding.temperature is {list(self.temperatures)}, and the target is served at {own.temperature:g}"
+            raise UserError(f"{said}: expected one of the two, as results are told apart by their temperature")
+        temperatures = tuple(own.temperature if each == SERVED else each for each in self.temperatures)
+        return replace(self, temperatures=temperatures, served=own)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The temperatures of settings whose target is ``known``."""
+        return tuple(each for each in self.temperatures if not isinstance(each, str))
+
     def sampling(self, temperature: float) -> Sampling:
         """The sampling settings at one of the temperatures."""
         grammar = None if self.grammar is None else Grammar.of(self.grammar, self.mask_drafts)
-        return Sampling(temperature, self.top_k, self.top_p, grammar)
+        as_served = self.served is not None and temperature == self.served.temperature
+        sampling = self.served if self.served is not None and as_served else Sampling(temperature)
+        return replace(shaped(sampling, self._given()), grammar=grammar)
+
+    def describe(self, temperature: float) -> str:
+        """How is sampled at one of the temperatures, for a reader."""
+        as_served = self.served is not None and temperature == self.served.temperature
+        return f"{self.sampling(temperature)}" + (", as the target is served" if as_served else "")
+
+    def unmeasured(self, target: "Published") -> str | None:
+        """How engines sample this target by default, where it is published with a word about it and none of the
+        temperatures is that."""
+        if self.served is not None or not {"temperature", *SHAPING} & target.generation_settings.keys():
+            return None
+        with suppress(UserError):  # which "served" would raise
+            default = served(target)
+            return None if default in map(self.sampling, self.numbers) else str(default)
+        return None
+
+    def _given(self) -> dict[str, float | None]:
+        return {name: getattr(self, name) for name in SHAPING}
 
 
 def drafted(shape: Shape, drafting: str) -> Shape:

@@ -159,6 +159,13 @@ class Target(LanguageModel):
             ids = getattr(self.config, "eos_token_id", None)
         return frozenset([ids] if isinstance(ids, int) else ids or ())
 
+    @property
+    def generation_settings(self) -> dict[str, Any]:
+        """What the model is published to be sampled with: its generation_config.json as engines read it, which leave
+        out what is transformers' default."""
+        config = getattr(self.model, "generation_config", None)
+        return {} if config is None else config.to_diff_dict()
+
     def to(self, device: torch.device | str) -> "Target":
         """Move the weights; those that are sharded over ranks or spread over devices stay where they are."""
         if self.engine is None and not hasattr(self.model, "hf_device_map"):

@@ -28,6 +28,14 @@ def test_the_tokens_of_a_round_arrive_together(world, questions):
     assert asked["temperature"] == 0 and asked["stream"] and asked["return_token_ids"] and asked["top_k"] == 1
 
 
+def test_a_server_that_samples_by_its_own_defaults_is_not_told_how(world, questions):
+    server = world()
+    answer(server.url, questions[0], temperature="served")
+    assert not server.asked[0].keys() & {"temperature", "top_p", "top_k"}
+    with pytest.raises(UserError, match="temperature=hot: expected positive numbers, or temperature=0 or served"):
+        Asking(8, "hot")
+
+
 def test_plain_text_for_targets_without_a_template(world, questions):
     server = world()
     answer(server.url, questions[0], chat=False)

@@ -220,6 +220,12 @@ def test_a_resumed_run_refuses_other_data(target: Target, library: Path, tmp_pat
             run(other, 3, tmp_path, [], ckpt_path=tmp_path / "saved" / "step=2.ckpt")
 
 
+def test_answers_may_be_sampled_as_the_target_is_served(target: Target, library: Path, tmp_path: Path) -> None:
+    data = make(library, tmp_path, temperatures=("served", 0))
+    data.prepare(target)
+    assert data.describe()["temperatures"] == ["served", 0.0]
+
+
 def test_ranks_share_validation_without_loss_or_repetition(
     target: Target, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

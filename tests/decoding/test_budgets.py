@@ -27,6 +27,7 @@ from tests.decoding.counting import CountedDispatches, CountedSyncs
 from tests.drafters.tli.drafts import translating
 from tests.fakes import random_prompts, tiny_llama
 
+PENALIZED = Sampling(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
 PER_LAYER = 60
 SHAPES = {
     "chain": StaticTree.chain(5),
@@ -96,13 +97,13 @@ def test_a_pass_dispatches_so_much_per_layer_whatever_the_batch(tokens):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_k=20), PENALIZED], ids=["0", "1", "penalized"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_round_waits_once_and_dispatches_as_much_for_more_requests(pair, shape, temperature):
+def test_a_round_waits_once_and_dispatches_as_much_for_more_requests(pair, shape, sampling):
     target, drafter = pair
     if drafter is not None:
         drafter.bind(target)
-    decoder = Decoder(target, drafter, SHAPES[shape], Sampling(temperature, top_k=20 if temperature else 0))
+    decoder = Decoder(target, drafter, SHAPES[shape], sampling)
     dispatches = {}
     for requests in (2, 24):
         batch = begun(decoder, requests)

@@ -9,7 +9,7 @@ import torch
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.grammar import Grammar
-from specdraft.decoding.requests import Requests
+from specdraft.decoding.processors import Processors
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.decoding.stopping import Confidence
@@ -141,7 +141,7 @@ def test_sampled_drafts_are_distributed_as_plain_decoding(target, of, untrained,
 def test_a_target_that_is_masked_at_the_root_alone_is_found_out(target, of, untrained, monkeypatch):
     sampling = Sampling(1.0, grammar=of(REGEX))
     exact = exact_pairs(target, sampling)
-    monkeypatch.setattr(Requests, "_allowed", lambda self, logits, trees: (logits, trees))
+    monkeypatch.setattr(Processors, "apply", lambda self, logits, trees: (logits, trees))
     found = Decoder(target, untrained(target), 3, sampling).generate_batch([PROMPTS[0]] * 800, 3, 100)
     pairs = torch.tensor([each.tokens[:2] for each in found]) @ torch.tensor([target.vocab_size, 1])
     assert goodness_of_fit(pairs, exact) < REJECTED

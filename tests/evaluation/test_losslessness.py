@@ -11,6 +11,7 @@ from specdraft.data.prompts import encode
 from specdraft.decoding import rules
 from specdraft.decoding.generation import Generation
 from specdraft.decoding.passes import Pass
+from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.evaluation import EvaluationSettings, Prompt, evaluate, table
 from specdraft.evaluation.evaluation import Evaluation
@@ -87,16 +88,26 @@ def test_a_near_tie_in_bfloat16_is_said_to_be_one(tokenizer, monkeypatch):
 def test_the_gap_is_the_targets_own(tokenizer):
     target = make_target(tokenizer, torch.float32)
     prompt, answer = [5, 6, 7], [1, 2, 3, 4]
-    assert first_difference(target, prompt, answer, answer) is None
-    found = first_difference(target, prompt, answer, [1, 2, 9, 4])
+    assert first_difference(target, prompt, answer, answer, Sampling()) is None
+    found = first_difference(target, prompt, answer, [1, 2, 9, 4], Sampling())
     own = logits_after(target, [*prompt, 1, 2]).double()
     larger = own[[3, 9]].abs().max()
     assert found.position == 2 and found.gap == pytest.approx(float((own[3] - own[9]).abs()))
     assert found.ulps == pytest.approx(found.gap / float(torch.nextafter(larger.float(), torch.tensor(1e9)) - larger))
 
 
+def test_the_gap_is_that_of_penalized_logits(tokenizer):
+    target = make_target(tokenizer, torch.float32)
+    prompt, answer, sampling = [5, 6, 3], [9, 2, 3, 4], Sampling(repetition_penalty=1.5, presence_penalty=0.3)
+    found = first_difference(target, prompt, answer, [9, 2, 9, 4], sampling)
+    own, other = (
+        value / 1.5 if value > 0 else value * 1.5 for value in logits_after(target, [*prompt, 9, 2])[[3, 9]].tolist()
+    )
+    assert found.gap == pytest.approx(abs(own - (other - 0.3)))
+
+
 def test_an_answer_that_stops_early_is_no_near_tie(tokenizer):
-    found = first_difference(make_target(tokenizer, torch.float32), [5], [1, 2], [1])
+    found = first_difference(make_target(tokenizer, torch.float32), [5], [1, 2], [1], Sampling())
     assert not found.near_tie and replace(found, near_tie=True).position == 1
 
 

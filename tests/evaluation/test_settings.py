@@ -163,3 +163,36 @@ def test_auto_chooses_the_length_of_chains_and_other_shapes_are_as_deep_as_usual
     settings = EvaluationSettings.from_config(decoding | {"shape": early})
     assert settings.num_draft_tokens == 5
     assert settings.draft_shape(None, None) == StaticTree.chain(5, stop=Confidence())
+
+
+@pytest.fixture
+def served() -> Target:
+    target = Target.from_model(tiny_llama())
+    target.model.generation_config.temperature, target.model.generation_config.top_k = 0.6, 20
+    return target
+
+
+def test_as_the_target_is_served(served):
+    config = {"num_draft_tokens": 4, "max_new_tokens": 8, "temperature": [0.0, "served"], "top_p": 0.9}
+    settings = EvaluationSettings.from_config(config).known(served)
+    assert settings.numbers == settings.temperatures == (0.0, 0.6)
+    assert settings.sampling(0.6) == Sampling(0.6, 20, 0.9) and settings.sampling(0.0) == Sampling(0.0, 0, 0.9)
+    assert settings.describe(0.6) == "temperature 0.6, top_k 20, top_p 0.9, as the target is served"
+    assert settings.known(served) is settings
+
+
+def test_what_engines_do_by_default_is_named_where_it_is_not_measured(served):
+    config = {"num_draft_tokens": 4, "temperature": [0.0, 0.6]}
+    settings = EvaluationSettings.from_config(config)
+    assert settings.unmeasured(served) == "temperature 0.6, top_k 20"
+    assert replace(settings, top_k=20).unmeasured(served) is None  # it is one of them
+    assert EvaluationSettings(temperatures=("served",)).known(served).unmeasured(served) is None
+    assert settings.unmeasured(Target.from_model(tiny_llama())) is None  # nothing is said
+    served.model.generation_config.min_p = 0.1
+    assert settings.unmeasured(served) is None
+
+
+def test_a_temperature_is_told_apart_from_that_which_is_served(served):
+    settings = EvaluationSettings.from_config({"num_draft_tokens": 4, "temperature": [0.6, "served"]})
+    with pytest.raises(UserError, match=r"is \[0.6, 'served'\], and the target is served at 0.6: expected one of"):
+        settings.known(served)

@@ -19,6 +19,7 @@ from specdraft.targets.loading import location
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 MAX_NEW_TOKENS = 64
+GREEDILY = {"temperature": 0.0}
 RESERVE = 64  # positions behind the longest answer: more than two drafts have
 
 
@@ -46,20 +47,23 @@ class Engine:
         runs: Sequence[Mapping[str, Any]],
         packages: Path | None = None,
         grammar: tuple[str, str] | None = None,
+        sampling: Mapping[str, float] | str = GREEDILY,
     ) -> dict[str, Run]:
         """What it did with the prompts' token ids, alone ("plain") and in each of ``runs``: a ``name``, the ``flags``
-        of its speculative configuration as JSON, perhaps ``overrides`` of the target's, ``additional`` configuration,
-        ``max_num_seqs``, a ``temperature``. packages: a folder with more of them for vLLM. grammar: what answers
-        follow, ".json" (a schema) or ".regex" and its text."""
+        of its speculative configuration as JSON (none: it drafts nothing), perhaps ``overrides`` of the target's,
+        ``additional`` configuration, ``max_num_seqs``, a ``sampling`` of its own. packages: a folder with more of them
+        for vLLM. grammar: what answers follow, ".json" (a schema) or ".regex" and its text. sampling: how tokens are
+        chosen, or "served": as vLLM does where it is not told."""
         request = {
             "target": location(target.identity.name),
             "revision": target.identity.revision,
-            "runs": [{**run, "flags": json.loads(run["flags"])} for run in runs],
+            "runs": [{**run, "flags": json.loads(run.get("flags", "null"))} for run in runs],
             "prompts": prompts,
             "max_new_tokens": MAX_NEW_TOKENS,
             "max_model_len": min(target.max_length, max(map(len, prompts)) + MAX_NEW_TOKENS + RESERVE),
             "max_num_seqs": self.max_num_seqs,
             "grammar": grammar,
+            "sampling": sampling,
             "eos_token_ids": sorted(target.eos_token_ids),
         }
         request_file, answer_file = self.work / "request.json", self.work / "answer.json"

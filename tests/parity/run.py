@@ -2,8 +2,8 @@
 
 Trains short drafters on the embedded target unless ``--head`` names a checkpoint, exports them, decodes held-out
 prompts here and in vLLM (another environment, another process), and compares; drafters that read tokens alone are run
-there by a proposer of ours. Above temperature 0 it compares
-acceptance lengths: vLLM's own greedy drafts and, with ``draft_sample_method``, sampled ones. Exits with 1 if anything
+there by a proposer of ours. One of them decodes with penalties too, and above temperature 0, where acceptance lengths
+are compared: vLLM's own greedy drafts and, with ``draft_sample_method``, sampled ones. Exits with 1 if anything
 differs. Quantized drafters multiply integers as this processor does (``saturating.py``).
 """
 
@@ -30,6 +30,7 @@ from stranger import stranger
 from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.served import SHAPING
 from specdraft.decoding.shapes import StaticTree
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, find, load_drafter
@@ -41,6 +42,8 @@ from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 
 WARM = 1.0  # the temperature at which rates are compared, of the first of the drafters that vLLM samples drafts of
+PENALTIES = Sampling(repetition_penalty=1.1, presence_penalty=0.4, frequency_penalty=0.15)  # greedily, of the same one
+LEAST_PENALIZED = 1.2  # the acceptance length with them above which equality says something
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,19 @@ def compare(
     shapes = {drafting: StaticTree.chain(k, sampled=drafting == SAMPLED) for drafting in (GREEDY, SAMPLED) if warm}
     runs = [{"name": name, **(case.run(k) or {})} for name, case in cases.items()]
     if warm:
-        runs += [{"name": each, **(exported[warm].run(k, each) or {}), "temperature": WARM} for each in shapes]
+        runs += [
+            {"name": each, **(exported[warm].run(k, each) or {}), "sampling": {"temperature": WARM}} for each in shapes
+        ]
+        sampling = {name: getattr(PENALTIES, name) for name in ("temperature", *SHAPING)}
+        runs += [
+            {"name": f"{name}, penalized", **flags, "sampling": sampling}
+            for name, flags in (("plain", {}), (warm, exported[warm].run(k) or {}))
+        ]
     with ThreadPoolExecutor(1) as pool:  # vLLM beside our decoder, a core for each
         waiting = pool.submit(engine.answers, target, prompts, runs)
         decoders = {name: Decoder(target, case.drafter, case.shape(k)) for name, case in cases.items()}
+        if warm:
+            decoders[f"{warm}, penalized"] = Decoder(target, cases[warm].drafter, cases[warm].shape(k), PENALTIES)
         ours = {name: decode(decoder, prompts, MAX_NEW_TOKENS) for name, decoder in decoders.items()}
         warm_ours = {
             drafting: decode(Decoder(target, cases[warm].drafter, shape, Sampling(WARM)), prompts, MAX_NEW_TOKENS)
@@ -161,8 +173,10 @@ def compare(
     )
     failed = []
     for name, run in ours.items():
-        print(f"\n== {name} ==\n" + table(run, theirs["plain"], theirs[name]))
-        found = differences(run, theirs["plain"], theirs[name], cases[name].least)
+        usual = name in cases
+        plain, least = theirs["plain" if usual else "plain, penalized"], cases[name].least if usual else LEAST_PENALIZED
+        print(f"\n== {name} ==\n" + table(run, plain, theirs[name]))
+        found = differences(run, plain, theirs[name], least)
         print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal: tokens and all counts")
         failed += [f"{name}: {line}" for line in found]
     return failed + rates_differ(warm, warm_ours, theirs, bool(options.head))

@@ -26,6 +26,7 @@ from specdraft.data.regeneration.request import Engine, Ids, RegenerationSetting
 from specdraft.data.regeneration.server import Server
 from specdraft.data.sources.stdlib import PythonStdlib
 from specdraft.data.tokenization.chat import opening_ids
+from specdraft.decoding.sampling import Sampling
 from specdraft.errors import UserError, exit_on_user_error
 from specdraft.targets import Target
 from specdraft.targets.loading import location
@@ -48,7 +49,10 @@ def questions(target: Target) -> list[Request]:
     """Held-out prompts, greedily."""
     found = (opening_ids(target.tokenizer, c) for c in PythonStdlib().prompts("validation"))
     fitting = [ids for ids in found if len(ids) + SETTINGS.max_new_tokens <= target.max_length]
-    return [Request(ids, (), (), 0.0, number, SETTINGS.max_new_tokens) for number, ids in enumerate(fitting[:PROMPTS])]
+    return [
+        Request(ids, (), (), Sampling(), number, SETTINGS.max_new_tokens)
+        for number, ids in enumerate(fitting[:PROMPTS])
+    ]
 
 
 def answers(engine: Engine, target: Target) -> list[Ids]:

@@ -2,7 +2,7 @@
 vLLM loads of specdraft by name it finds on PYTHONPATH.
 
 ``python -P tests/parity/vllm_side.py request.json answer.json``: decodes the request's prompts without drafting, then
-with each of its runs (a speculative configuration, perhaps a temperature), and writes all as the fields of
+with each of its runs (a speculative configuration, perhaps a sampling of its own), and writes all as the fields of
 ``tests.parity.comparison.Run``.
 """
 
@@ -65,6 +65,7 @@ scaled_mm.check_cpu_sgl_kernel = lambda *_: False
 DFlashQwen3Model._normalize_context_k = normalize_keys
 
 METRIC = "vllm:spec_decode_num_"
+SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def structured(grammar: list[str] | None) -> StructuredOutputsParams | None:
@@ -78,7 +79,7 @@ def structured(grammar: list[str] | None) -> StructuredOutputsParams | None:
 def decode(name: str, request: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     """Tokens of every prompt and, with drafting, vLLM's own counts: in total and per verification step."""
     started = time.perf_counter()
-    speculative, temperature = run.get("flags"), run.get("temperature", 0.0)
+    speculative, sampling = run.get("flags"), run.get("sampling", request["sampling"])
     llm = LLM(
         model=request["target"],
         revision=request["revision"],
@@ -96,21 +97,24 @@ def decode(name: str, request: dict[str, Any], run: dict[str, Any]) -> dict[str,
         structured_outputs_config={"backend": "guidance"},
     )
     loaded = time.perf_counter()
+    if sampling == "served":
+        own = llm.get_default_sampling_params()
+        sampling = {name: getattr(own, name) for name in SAMPLING}
     # Both sides stop at the same ids: the request's, not those that vLLM would look up.
-    sampling = [
+    asked = [
         SamplingParams(
-            temperature=temperature,
+            **sampling,
             max_tokens=request["max_new_tokens"],
             stop_token_ids=request["eos_token_ids"],
             ignore_eos=True,
             detokenize=False,
-            seed=number if temperature else None,
+            seed=number if sampling["temperature"] else None,
             structured_outputs=structured(request["grammar"]),
         )
         for number in range(len(request["prompts"]))
     ]
     prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
-    outputs = [output.outputs[0] for output in llm.generate(prompts, sampling, use_tqdm=False)]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, asked, use_tqdm=False)]
     steps = [output.spec_decode_metrics for output in outputs] if speculative else []
     metrics = {metric.name: metric for metric in llm.get_metrics()} if speculative else {}
     answer = {

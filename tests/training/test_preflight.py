@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from specdraft.data.regeneration.in_process import InProcess
 from specdraft.data.regeneration.request import RegenerationSettings, Request
+from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.jacobi_forcing import JacobiForcing
 from specdraft.errors import UserError
@@ -115,7 +116,11 @@ def test_a_cut_target_neither_evaluates_nor_regenerates(target, monkeypatch):
         check_settings(OmegaConf.create(spread))
     monkeypatch.setattr(target, "engine", object())
     with pytest.raises(UserError, match="placement=zero3 does not regenerate"):
-        list(InProcess().answers(target, [Request([5, 6], (), (), 0.0, 0, 4)], RegenerationSettings(max_new_tokens=4)))
+        list(
+            InProcess().answers(
+                target, [Request([5, 6], (), (), Sampling(), 0, 4)], RegenerationSettings(max_new_tokens=4)
+            )
+        )
 
 
 def test_without_live_acceptance_there_is_no_head_to_evaluate(composed):

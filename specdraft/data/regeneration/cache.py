@@ -23,6 +23,7 @@ from specdraft.data.regeneration.request import Engine, RegenerationSettings
 from specdraft.data.regeneration.shards import Counts, Header, Journal, Shard
 from specdraft.data.sources.base import Conversation, refusals
 from specdraft.data.tokenization.chat import tokenizer_fingerprint
+from specdraft.decoding.served import SERVED, served
 from specdraft.errors import UserError
 from specdraft.files import atomic_file, exclusive, make_directory
 from specdraft.targets import Target
@@ -115,6 +116,7 @@ def _cache_key_fields(target: Target, settings: RegenerationSettings, room: int)
         "tokenizer": tokenizer_fingerprint(target.tokenizer),
         "end": sorted(target.eos_token_ids),
         "temperatures": list(settings.temperatures),
+        **({"served": str(served(target))} if SERVED in settings.temperatures else {}),
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
         "room": room,

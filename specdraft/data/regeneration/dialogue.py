@@ -22,6 +22,7 @@ from specdraft.data.tokenization.chat import (
     prompt_ids,
     question_ids,
 )
+from specdraft.decoding.sampling import Sampling
 from specdraft.targets import Target
 
 Span = tuple[int, int]
@@ -104,17 +105,17 @@ class Dialogue:
             self.outcome.refused = str(error)
             self._rest.clear()
             return None
-        temperature = self.settings.temperatures[self.number % len(self.settings.temperatures)]
+        sampling = self.settings.sampling(self.target, self.number)
         name, length = f"{self.settings.seed}/{self.number}/{self._turns}", self.settings.max_new_tokens
         if brief is not None:
-            temperature, length = brief["temperature"], brief["max_new_tokens"]
+            sampling, length = Sampling(brief["temperature"]), brief["max_new_tokens"]
             name = f"{self.settings.seed}/{brief['name']}"
         if len(self._prompt) + length > self.room:
             self._end_early()
             return None
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
         said = () if brief is not None else tuple(self._said)
-        return Request(self._prompt, said, self.conversation.tools, temperature, seed, length)
+        return Request(self._prompt, said, self.conversation.tools, sampling, seed, length)
 
     def take(self, answer: Ids) -> None:
         """The ids that the target answered the last request with. None at all end the conversation, and so does an

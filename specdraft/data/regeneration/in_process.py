@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Sequence
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
 from specdraft.decoding.compilation import compiling, wanted
 from specdraft.decoding.decoder import Decoder
-from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.served import SHAPING
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import check_target, find, load_drafter
 from specdraft.errors import UserError
@@ -46,7 +46,7 @@ class InProcess:
                 check_target(config, target)
                 self._drafter = drafter.to(target.device, target.dtype)
                 pack(self._drafter)
-            sampling = Sampling(requests[numbers[0]].temperature)
+            sampling = requests[numbers[0]].sampling
             decoder = Decoder(target, self._drafter, self.num_draft_tokens, sampling, repeatable=True)
             prompts = [requests[number].prompt for number in numbers]
             seeds = [requests[number].seed for number in numbers]
@@ -60,7 +60,7 @@ class InProcess:
 
 
 def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[int]]:
-    """Numbers of requests that are decoded side by side: at one temperature, up to one length, long prompts first.
+    """Numbers of requests that are decoded side by side: sampled alike, up to one length, long prompts first.
     Similar lengths leave little padding to compute; the longest come first so that a lack of memory shows at once."""
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].prompt), i))
     batches = []
@@ -70,5 +70,6 @@ def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[int]
     return sorted(batches, key=lambda batch: -len(requests[batch[0]].prompt))
 
 
-def _kind(request: Request) -> tuple[float, int]:
-    return request.temperature, request.max_new_tokens
+def _kind(request: Request) -> tuple[float | int, ...]:
+    sampling = request.sampling
+    return sampling.temperature, request.max_new_tokens, *(getattr(sampling, name) for name in SHAPING)

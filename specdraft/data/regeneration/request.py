@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from specdraft.data.sources.base import Message
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.served import SERVED, served
 from specdraft.errors import UserError
 from specdraft.targets import Target
 
@@ -13,22 +15,28 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class RegenerationSettings:
-    """How the target answers. Conversation i is at ``temperatures[i % len(temperatures)]``; 0 is greedy.
+    """How the target answers. Conversation i is at ``temperatures[i % len(temperatures)]``; 0 is greedy, "served" is
+    as engines sample by default, by what the target is published with (``decoding/served.py``).
     ``batch_size`` requests are decoded side by side in this process, which changes speed and memory alone."""
 
-    temperatures: tuple[float, ...] = (0.0, 1.0)
+    temperatures: tuple[float | str, ...] = (0.0, 1.0)
     max_new_tokens: int = 96
     batch_size: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise UserError(
-                f"data.temperatures is {list(self.temperatures)}: expected a list of numbers from 0 upwards"
-            )
+        numbers = [each for each in self.temperatures if not isinstance(each, str)]
+        if not self.temperatures or min(numbers, default=0) < 0 or {*self.temperatures} - {*numbers, SERVED}:
+            said = f"data.temperatures is {list(self.temperatures)}"
+            raise UserError(f"{said}: expected a list of numbers from 0 upwards, or among them {SERVED}")
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"the {name} of regeneration is {getattr(self, name)}: expected a positive number")
+
+    def sampling(self, target: Target, number: int) -> Sampling:
+        """How conversation ``number`` is answered. Raises UserError as ``served``."""
+        temperature = self.temperatures[number % len(self.temperatures)]
+        return served(target) if isinstance(temperature, str) else Sampling(temperature)
 
 
 class Request(NamedTuple):
@@ -39,7 +47,7 @@ class Request(NamedTuple):
     prompt: Ids
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
-    temperature: float
+    sampling: Sampling
     seed: int
     max_new_tokens: int
 

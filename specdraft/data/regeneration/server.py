@@ -6,10 +6,12 @@ Token ids go in and come out where the server knows them, as ``vllm serve`` does
 special tokens and tool calls, and the certainty that the chat templates are the same; documents cannot be continued."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.served import SHAPING
 from specdraft.errors import UserError
 from specdraft.http_client import HttpClient, HttpClients, RefusedError
 from specdraft.targets import Target
@@ -118,11 +120,15 @@ class _Asking:
         return self.client.request("POST", path, payload, lambda body: check(body["choices"][0]))["choices"][0]
 
     def _common(self, request: Request) -> dict[str, Any]:
-        sampling = {"temperature": request.temperature, "seed": request.seed, "top_p": 1.0}
+        """In words that all servers know; those that some do not only where they are needed."""
+        asked = request.sampling
+        neutral, needed = asdict(Sampling()), {name: getattr(asked, name) for name in SHAPING}
+        sampling = {"temperature": asked.temperature, "seed": request.seed, "top_p": asked.top_p}
+        sampling |= {name: value for name, value in needed.items() if value != neutral[name]}
         return {"model": self.model, "max_tokens": request.max_new_tokens} | sampling
 
     def _with_ids(self, request: Request) -> dict[str, Any]:
         """A request for token ids that ends and samples as the target does, whatever the server's defaults are."""
-        sampling = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        sampling = {name: getattr(request.sampling, name) for name in SHAPING} | {"min_p": 0.0}
         ends = {"stop_token_ids": sorted(self.target.eos_token_ids), "ignore_eos": True}
         return self._common(request) | sampling | ends | {"prompt": request.prompt, "return_token_ids": True}

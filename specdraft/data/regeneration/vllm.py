@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from specdraft.data.regeneration.request import Ids, RegenerationSettings, Request
+from specdraft.decoding.served import SHAPING
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.loading import location
@@ -40,11 +41,17 @@ class VLLMOffline:
             shape = {"max_model_len": target.max_length, "seed": 0}
             self._llm = LLM(location(target.identity.name), **own | shape | self.options)
         asked = [requests[number] for number in numbers]
-        # Both stop at the target's end marks, and nothing but the temperature shapes the distribution.
+        # Both stop at the target's end marks, and nothing but what is asked for shapes the distribution.
         stops = {"stop_token_ids": sorted(target.eos_token_ids), "ignore_eos": True}
         common = {"detokenize": False} | stops
         sampling = [
-            SamplingParams(temperature=one.temperature, seed=one.seed, max_tokens=one.max_new_tokens, **common)
+            SamplingParams(
+                temperature=one.sampling.temperature,
+                seed=one.seed,
+                max_tokens=one.max_new_tokens,
+                **{name: getattr(one.sampling, name) for name in SHAPING},
+                **common,
+            )
             for one in asked
         ]
         prompts = [{"prompt_token_ids": one.prompt} for one in asked]

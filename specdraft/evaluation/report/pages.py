@@ -1,6 +1,6 @@
 """What people read: the plain table, the page of an evaluation, and decoded text by the status of its tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from textwrap import TextWrapper
@@ -20,7 +20,7 @@ _LINES = TextWrapper(80, subsequent_indent="  ", break_long_words=False, break_o
 def table(evaluation: Evaluation) -> str:
     """All results as plain text: a block per temperature, then the categories. It must survive a log file.
     Only a word of more than 80 columns is wider than these."""
-    values = {"evaluation": evaluation, "tuning": about(evaluation.settings)}
+    values = {"evaluation": evaluation, "tuning": about(evaluation.settings), "sampling": _heading(evaluation.settings)}
     lines = render(f"{_TEMPLATES}/table.txt.jinja", **values).strip().splitlines()
     return "\n".join(_LINES.fill(line) for line in lines)
 
@@ -37,6 +37,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
         "roofline": None,  # of evaluations that were written before there was one
         **evaluation,
         "tuning": about(evaluation["settings"]),
+        "sampling": _heading(evaluation["settings"]),
         "created": datetime.fromisoformat(evaluation["created"]),
         "compared": labels[: 1 + len(evaluation["settings"].get("compared", []))],
         "costs": list(cost_charts(evaluation)),
@@ -47,6 +48,12 @@ def html(evaluation: Mapping[str, Any]) -> str:
         "samples": [each | {"drafted": drafted_share(each["segments"])} for each in evaluation["samples"]],
     }
     return render(f"{_TEMPLATES}/page.html.jinja", **values)
+
+
+def _heading(settings: Mapping[str, Any]) -> Callable[[float], str]:
+    """How was sampled at a temperature, for the part of a page that is about it."""
+    known = settings.get("sampling", {})  # not of evaluations that were written before it was
+    return lambda temperature: str(known.get(f"{temperature:g}", f"temperature {temperature:g}")).capitalize()
 
 
 def answer_page(segments: Sequence[Segment]) -> str:

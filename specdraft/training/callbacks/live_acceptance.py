@@ -5,7 +5,7 @@ summed, then divided once. Times are the first rank's own."""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from operator import add
@@ -21,6 +21,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import Generation
 from specdraft.decoding.metrics import AcceptanceCounts, acceptance_length_error, cost_ratio, predicted_speedup
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.served import SERVED, Published, served, shaped
 from specdraft.decoding.shapes import draft_tokens
 from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
@@ -88,17 +89,19 @@ class LiveAcceptance(Callback):
         directory: str | Path,
         every_n_steps: int = 100,
         num_draft_tokens: int | str = 5,
-        sampling: Sampling | None = None,
+        sampling: Sampling | Callable[[Published], Sampling] | None = None,
         max_new_tokens: int = 64,
     ) -> None:
-        """Decode ``prompts``: token ids, or how many validation prompts of the data."""
+        """Decode ``prompts``: token ids, or how many validation prompts of the data. ``sampling`` may be a function of
+        the target."""
         self.prompts: Sequence[Sequence[int]] = () if isinstance(prompts, int) else prompts
         self.num_prompts = prompts if isinstance(prompts, int) else None
         self.categories = [""] * len(self.prompts)  # of each prompt; acceptance is counted by them as well
         self.directory = Path(directory)
         self.every_n_steps = every_n_steps
         self.num_draft_tokens = draft_tokens(num_draft_tokens)
-        self.sampling = sampling or Sampling()
+        self.sampling = sampling if isinstance(sampling, Sampling) else Sampling()
+        self._sampling_of = None if isinstance(sampling, Sampling) else sampling
         self.max_new_tokens = max_new_tokens
         self.best: float | None = None
         self.best_step = 0
@@ -109,7 +112,9 @@ class LiveAcceptance(Callback):
         self._stop = StopSignal()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the prompts from the data. Raises UserError where none leaves room for an answer."""
+        """Take the prompts from the data. Raises UserError where none leaves room for an answer, and as ``served``."""
+        if self._sampling_of is not None:
+            self.sampling = self._sampling_of(cast(DrafterModule, pl_module).target)
         self._stop = find_callback(trainer, StopSignal) or self._stop
         if self.num_prompts is not None:
             data: DataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector
@@ -216,9 +221,11 @@ class LiveAcceptance(Callback):
         """All that a measured length depends on, besides the head."""
         prompts = fingerprint([list(ids) for ids in self.prompts])
         decoding = {"num_draft_tokens": self.num_draft_tokens, "max_new_tokens": self.max_new_tokens}
-        sampling = asdict(self.sampling)
-        del sampling["grammar"]  # none, while it trains
-        return {"prompts": prompts} | decoding | sampling
+        # What came later counts where it is not neutral, so that older checkpoints are of the same measurement.
+        neutral = asdict(Sampling())
+        sampling = {name: value for name, value in asdict(self.sampling).items() if value != neutral[name]}
+        older = {name: getattr(self.sampling, name) for name in ("temperature", "top_k", "top_p")}
+        return {"prompts": prompts} | decoding | sampling | older
 
     def _holds(self, length: float, step: int) -> bool:
         try:
@@ -228,9 +235,13 @@ class LiveAcceptance(Callback):
             return False
 
 
-def first_sampling(temperature: float | Sequence[float], top_k: int, top_p: float) -> Sampling:
-    """At the first of the temperatures that the evaluation decodes at."""
-    return Sampling(float(temperature[0] if isinstance(temperature, Sequence) else temperature), top_k, top_p)
+def first_sampling(
+    target: Published, temperature: float | str | Sequence[float | str], **given: float | None
+) -> Sampling:
+    """At the first of the temperatures that the evaluation decodes at; ``given``: what else shapes the distribution.
+    Raises UserError."""
+    first = temperature if isinstance(temperature, int | float | str) else temperature[0]
+    return shaped(served(target) if first == SERVED else Sampling(float(first)), given)
 
 
 def _length(counts: AcceptanceCounts) -> float:

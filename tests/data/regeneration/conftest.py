@@ -33,7 +33,9 @@ class Scripted:
                 yield number, self.answer(target, request, settings)
 
     def answer(self, target: Target, request: Request, settings: RegenerationSettings) -> Ids:
-        chance = random.Random(f"{request.prompt}/{request.temperature}/{request.temperature and request.seed}")
+        chance = random.Random(
+            f"{request.prompt}/{request.sampling.temperature}/{request.sampling.temperature and request.seed}"
+        )
         words = " ".join(chance.choice(["sum", "total", "left", "right", "step"]) for _ in range(chance.randint(1, 4)))
         ids = target.tokenizer(words, add_special_tokens=False)["input_ids"]
         return [*ids, target.tokenizer.eos_token_id][: settings.max_new_tokens]

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from specdraft.data.bucket import Bucket
 from specdraft.data.regeneration import cache
+from specdraft.data.regeneration.request import RegenerationSettings
 from specdraft.data.sources.base import Conversation
 from specdraft.data.tokenization.chat import Example
 from specdraft.errors import UserError
@@ -37,7 +38,7 @@ def test_every_turn_is_answered_once_and_found_again(target: Target, talks: Any,
     outcomes = list(done.outcomes())
     assert [outcome.id for outcome in outcomes] == [c.id for c in conversations]
     assert sum(len(ids) for outcome in outcomes for ids in outcome.answers) == done.counts.tokens
-    assert {request.temperature for request in engine.asked} == {0.0, 1.0}
+    assert {request.sampling.temperature for request in engine.asked} == {0.0, 1.0}
     engine.asked.clear()
     again = run(target, (c for c in conversations), tmp_path, engine)  # lazily, and from the cache
     assert not engine.asked and list(again.outcomes()) == outcomes and again.counts == done.counts
@@ -155,3 +156,12 @@ def test_answers_of_before_are_brought_to_the_bucket(
     engine.asked.clear()
     run(target, talks(16), tmp_path / "second", engine, share=bucket_url)
     assert not engine.asked
+
+
+def test_served_answers_are_those_of_the_settings_in_force(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other generation settings of the same weights: other answers, and not those that are in the cache."""
+    keys = []
+    for top_k in (2, 20):
+        monkeypatch.setattr(target.model.generation_config, "top_k", top_k)
+        keys.append(cache.cache_key(target, RegenerationSettings(temperatures=(0.0, "served")), 64))
+    assert len({*keys, cache.cache_key(target, RegenerationSettings(temperatures=(0.0, 1.0)), 64)}) == 3

@@ -138,7 +138,7 @@ def test_a_turn_without_room_ends_the_conversation(target: Target) -> None:
 def test_temperatures_take_turns_and_documents_are_continued(target: Target) -> None:
     document = Conversation("a", "c", (), "def add(left, right): return left + right")
     request = Dialogue(target, document, 3, SETTINGS, 256).request()
-    assert request is not None and request.temperature == 1.0 and not request.messages
+    assert request is not None and request.sampling.temperature == 1.0 and not request.messages
     assert request.prompt == opening_ids(target.tokenizer, document)
     _, outcome = played(target, document, [encode(target, "one")])
     assert answered_messages(document, outcome, target) == [{"role": "assistant", "content": "one"}]
@@ -177,7 +177,7 @@ def test_the_target_writes_the_question_and_answers_it_as_a_users(target: Target
     assert requests[1].prompt == prompt_ids(tokenizer, asked[:1])  # without the topic
     assert requests[2].prompt == question_ids(tokenizer, [system, asked[0], said])[0]
     assert requests[3].prompt == prompt_ids(tokenizer, [asked[0], said, asked[1]])
-    assert [request.temperature for request in requests] == [0.7, 0.0, 0.7, 0.0]
+    assert [request.sampling.temperature for request in requests] == [0.7, 0.0, 0.7, 0.0]
     assert [request.max_new_tokens for request in requests] == [30, 20, 30, 20]
     assert not requests[0].messages and list(requests[1].messages) == asked[:1]
     assert len({request.seed for request in requests}) == 4

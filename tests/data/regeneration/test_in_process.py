@@ -8,6 +8,8 @@ import torch
 
 from specdraft.data.regeneration.in_process import InProcess, plan_batches
 from specdraft.data.regeneration.request import RegenerationSettings, Request
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.checkpoint import save_drafter
 from specdraft.drafters.eagle.eagle3 import Eagle3
 from specdraft.errors import UserError
@@ -27,7 +29,7 @@ def prompts() -> list[Ids]:
 
 
 def asked(prompts: list[Ids], *temperatures: float) -> list[Request]:
-    return [Request(p, (), (), temperatures[i % len(temperatures)], 7 + i, 6) for i, p in enumerate(prompts)]
+    return [Request(p, (), (), Sampling(temperatures[i % len(temperatures)]), 7 + i, 6) for i, p in enumerate(prompts)]
 
 
 def answered(engine: InProcess, target: Target, requests: list[Request], settings: Any = SETTINGS) -> list[Ids]:
@@ -77,7 +79,7 @@ def test_sampling_follows_the_targets_distribution(target: Target, prompts: list
     # A generation config in the target's directory must not bend the distribution.
     target.model.generation_config.update(top_k=2, repetition_penalty=3.0, do_sample=True)
     draws, temperature = 1500, 0.7
-    requests = [Request(prompts[0], (), (), temperature, seed, 1) for seed in range(draws)]
+    requests = [Request(prompts[0], (), (), Sampling(temperature), seed, 1) for seed in range(draws)]
     settings = RegenerationSettings(max_new_tokens=1, batch_size=500)
     tokens = torch.tensor(answered(InProcess(), target, requests, settings))[:, 0]
     expected = (target.model(torch.tensor([prompts[0]])).logits[0, -1] / temperature).softmax(-1) * draws
@@ -89,6 +91,16 @@ def test_sampling_follows_the_targets_distribution(target: Target, prompts: list
     assert degrees >= 10
     chi_square = ((observed - wanted) ** 2 / wanted).sum().item()
     assert chi_square < degrees + 4 * (2 * degrees) ** 0.5  # mean + 4 standard deviations
+
+
+def test_answers_are_sampled_as_the_target_is_served(target: Target, prompts: list[Ids]) -> None:
+    """With penalties, and beside answers that are sampled otherwise."""
+    sampling = Sampling(repetition_penalty=1.5, presence_penalty=0.5)
+    requests = [request._replace(sampling=sampling) for request in asked(prompts, 0.0)]
+    alone_ = [Decoder(target, sampling=sampling).generate(prompt, 6).tokens for prompt in prompts]
+    assert alone_ != [alone(target, prompt, 6) for prompt in prompts]
+    both = answered(InProcess(), target, [*requests, *asked(prompts, 0.0)])
+    assert both == [*alone_, *(alone(target, prompt, 6) for prompt in prompts)]
 
 
 def test_a_drafter_changes_no_greedy_answer(target: Target, prompts: list[Ids], tmp_path: Path) -> None:
@@ -111,7 +123,7 @@ def test_batches_have_one_temperature_and_similar_lengths(prompts: list[Ids]) ->
     requests = asked(prompts, 0.0, 1.0)
     batches = plan_batches(requests, 3)
     assert sorted(number for batch in batches for number in batch) == list(range(10))
-    assert all(len({requests[number].temperature for number in batch}) == 1 for batch in batches)
+    assert all(len({requests[number].sampling.temperature for number in batch}) == 1 for batch in batches)
     assert max(map(len, batches)) == 3
     lengths = [len(prompts[batch[0]]) for batch in batches]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] == max(map(len, prompts))

@@ -15,6 +15,7 @@ import pytest
 from specdraft.data.regeneration.cache import regenerate
 from specdraft.data.regeneration.request import RegenerationSettings, Request
 from specdraft.data.regeneration.server import Server
+from specdraft.decoding.sampling import Sampling
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.chat_template import BOUND
@@ -130,7 +131,7 @@ def engine(world: World, **options: Any) -> Server:
 
 def requests(count: int) -> list[Request]:
     ask = {"role": "user", "content": "add"}
-    return [Request([7] * (n + 1), ({**ask, "content": f"add {'x' * n}"},), (), 0.0, n, 8) for n in range(count)]
+    return [Request([7] * (n + 1), ({**ask, "content": f"add {'x' * n}"},), (), Sampling(), n, 8) for n in range(count)]
 
 
 def answered(server: Server, target: Target, asked: list[Request], known: frozenset[int] = frozenset()) -> Any:
@@ -147,6 +148,22 @@ def test_token_ids_go_in_and_come_out(world: World, target: Target, monkeypatch:
     body = world.bodies[0]
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("tiny", 0.0, 8)
     assert body["stop_token_ids"] == sorted(target.eos_token_ids) and body["top_k"] == 0
+
+
+def test_requests_say_how_to_sample_whatever_the_server_does_by_default(world: World, target: Target) -> None:
+    sampling = Sampling(0.6, 20, 0.95, repetition_penalty=1.05)
+    asked = [request._replace(sampling=sampling) for request in requests(2)]
+    answered(engine(world), target, asked)
+    wanted = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "presence_penalty": 0.0}
+    assert all(body | wanted | {"min_p": 0.0, "frequency_penalty": 0.0} == body for body in world.bodies)
+
+
+def test_a_server_of_words_is_asked_for_no_more_than_is_needed(world: World, target: Target) -> None:
+    world.gives_ids = False
+    answered(engine(world), target, requests(1))
+    assert not world.bodies[-1].keys() & {"top_k", "repetition_penalty", "presence_penalty", "min_p"}
+    answered(engine(world), target, [requests(1)[0]._replace(sampling=Sampling(1.0, 20))])
+    assert world.bodies[-1]["top_k"] == 20 and "repetition_penalty" not in world.bodies[-1]
 
 
 def test_whatever_passes_is_survived(world: World, target: Target, talks: Any, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling
 from specdraft.drafters.checkpoint import load_drafter, read_config
 from specdraft.evaluation.tuning import Answers
+from specdraft.targets import Target
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance, Measurement, first_sampling
 from specdraft.training.fit import copy_best_from_resumed
 from tests.drafters.jacobi_forcing.conftest import trained
+from tests.fakes import tiny_llama
 
 
 def resumed(make_run, tmp_path, monkeypatch, found, move=lambda run: run / "checkpoints" / "last.ckpt", **options):
@@ -70,7 +73,20 @@ def test_a_best_that_cannot_be_compared_or_is_not_there_is_no_rival(make_run, tm
 
 @pytest.mark.parametrize("temperature", [0.5, [0.5, 1.0]])
 def test_the_first_temperature_is_decoded_at(temperature):
-    assert first_sampling(temperature, 3, 0.9) == Sampling(0.5, 3, 0.9)
+    target = Target.from_model(tiny_llama())
+    assert first_sampling(target, temperature, top_k=3, top_p=0.9) == Sampling(0.5, 3, 0.9)
+
+
+def test_it_decodes_as_the_target_is_served(make_run, tmp_path, target, monkeypatch):
+    monkeypatch.setattr(target.model.generation_config, "temperature", 0.6)
+    monkeypatch.setattr(target.model.generation_config, "repetition_penalty", 1.05)
+    sampling = partial(first_sampling, temperature=["served", 0.0], top_k=None, top_p=0.9)
+    live = LiveAcceptance([[5, 6, 7]], tmp_path / "drafter", sampling=sampling)
+    trainer, module, _, _, _ = make_run()
+    live.setup(trainer, module, "fit")
+    assert live.sampling == Sampling(0.6, top_p=0.9, repetition_penalty=1.05)
+    measured = live.state_dict()["measures"]
+    assert measured["repetition_penalty"] == 1.05 and "presence_penalty" not in measured
 
 
 def test_a_tuned_target_decodes_and_its_distance_is_logged(make_run, target):

@@ -1,0 +1,92 @@
+"""``make parity-sampling``: penalties, top-k and top-p, in the real vLLM and in our decoder.
+
+Greedy answers with penalties have the same tokens, with drafts and without, and the same counts: both judge every draft
+by the tokens above it. A copy of the target with generation settings is sampled as vLLM does by default, which is what
+``temperature=served`` stands for here: greedily with a penalty, token by token, and above temperature 0 with the same
+acceptance. Exits with 1 if anything differs."""
+
+import specdraft.threads  # noqa: F401  # first of all
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from comparison import decode, differences, rate_difference, table
+from engine import MAX_NEW_TOKENS, Engine, add_arguments, held_out_prompts
+from short import TARGET, trained
+
+from specdraft.decoding.decoder import Decoder
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.served import SERVED, SHAPING, served
+from specdraft.decoding.shapes import StaticTree
+from specdraft.drafters.checkpoint import find, load_drafter
+from specdraft.errors import exit_on_user_error
+from specdraft.export import export
+from specdraft.export.engine import GREEDY
+from specdraft.export.vllm import VLLM
+from specdraft.targets import Target
+from specdraft.targets.loading import location
+
+PENALTIES = {
+    "a repetition penalty": Sampling(repetition_penalty=1.2),
+    "all penalties": Sampling(repetition_penalty=1.1, presence_penalty=0.4, frequency_penalty=0.15),
+}
+PUBLISHED = {
+    "served greedily": {"temperature": 0.0, "repetition_penalty": 1.05},
+    "served warm": {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05},
+}
+LEAST_ACCEPTANCE_LENGTH = 1.2  # above which equality says something
+
+
+def published(name: str, settings: dict[str, float], work: Path) -> Path:
+    """The embedded target as a directory of its own, with generation settings."""
+    copy = work / name.replace(" ", "-")
+    shutil.copytree(location(TARGET), copy, dirs_exist_ok=True)
+    file = copy / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings | {"do_sample": True}))
+    return copy
+
+
+@exit_on_user_error
+def main() -> None:
+    """Train, export, decode on both sides, compare, and say so."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--head", help="a checkpoint or run directory; without it a short EAGLE-3 head is trained, once"
+    )
+    add_arguments(parser, "parity")
+    options = parser.parse_args()
+    engine, k = Engine.of(options), options.num_draft_tokens
+    torch.set_num_threads(1)
+    checkpoint = find(options.head) if options.head else trained("eagle3", engine.work)
+    drafter, config = load_drafter(checkpoint)
+    directory = export(checkpoint, VLLM(dtype="float32"), engine.work / "exported" / "sampling").resolve()
+    runs = [{"name": "drafted", "flags": VLLM.flags(drafter.family, str(directory), k, GREEDY)}]
+    failed = []
+    for name in [*PENALTIES, *PUBLISHED]:
+        place = str(published(name, PUBLISHED[name], engine.work)) if name in PUBLISHED else config["target"]["name"]
+        target = Target.load(place, dtype="float32", device="cpu")
+        prompts = held_out_prompts(target, options.prompts, k)
+        sampling = served(target) if name in PUBLISHED else PENALTIES[name]
+        asked = {each: getattr(sampling, each) for each in ("temperature", *SHAPING)}
+        theirs = engine.answers(target, prompts, runs, sampling=SERVED if name in PUBLISHED else asked)
+        ours = decode(Decoder(target, drafter, StaticTree.chain(k, sampled=False), sampling), prompts, MAX_NEW_TOKENS)
+        print(f"\n== {name}: {sampling} ==")
+        if sampling.greedy:
+            print(table(ours, theirs["plain"], theirs["drafted"]))
+            found = differences(ours, theirs["plain"], theirs["drafted"], LEAST_ACCEPTANCE_LENGTH)
+        else:
+            gap, (low, high) = rate_difference(ours, theirs["drafted"])
+            both = f"{ours.acceptance_length:.3f} by our decoder, {theirs['drafted'].acceptance_length:.3f} by vLLM"
+            print(said := f"acceptance length {both}; difference {gap:+.3f} [{low:+.3f}, {high:+.3f}] (99.9 %)")
+            found = [] if low <= 0 <= high else [said]
+        print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal")
+        failed += found
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
