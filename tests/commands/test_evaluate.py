@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -79,6 +80,24 @@ def test_a_run_directory_and_prompts(run, run_directory, capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "acceptance length" in printed and str(tmp_path / "out" / "report.html") in printed
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_target_is_sampled_as_it_is_published(run, run_directory, capsys, tmp_path):
+    published = shutil.copytree(run_directory / "target", tmp_path / "published")
+    file = published / "generation_config.json"
+    said = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.3}
+    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    options = [f"checkpoint={run_directory / 'run'}", f"target.name={published}", "decoding.max_new_tokens=12"]
+    options += [f"benchmark={run_directory / 'prompts.jsonl'}", "target.device=cpu", "cost_model=null"]
+    default = "temperature 0.6, top_k 20, repetition_penalty 1.3"
+    written = run(*options, "decoding.temperature=[0,served]")
+    assert {row["temperature"] for row in written["results"]} == {0.0, 0.6}
+    assert written["settings"]["sampling"] == {"0": "temperature 0", "0.6": f"{default}, as the target is served"}
+    assert f"{default}, as the target is served:".capitalize() in " ".join(capsys.readouterr().out.split())
+    run(*options, "decoding.temperature=0", "decoding.repetition_penalty=1.3")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"not measured: {default}, as engines sample" in printed
+    assert "Temperature 0, repetition_penalty 1.3:" in printed and "NOT LOSSLESS" not in printed
 
 
 def test_a_target_without_a_checkpoint(run, run_directory, capsys):
