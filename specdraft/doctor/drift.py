@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from specdraft.data.prompts import Prompt, encode, load_prompts
+from specdraft.decoding.sampling import Sampling
 from specdraft.doctor.checks import DRAFT_TOKENS, Finding, LoadedDrafter, Serving, fault, note, ok
 from specdraft.doctor.traffic import Measured, length_interval, measure, total
 from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import Interval
+from specdraft.evaluation.recorded import sampling_of
 from specdraft.export.model_card import about_these_weights, evaluation_of
 from specdraft.files import read_json
 from specdraft.targets.chat_template import in_words, options_of, template_hash
@@ -47,9 +49,12 @@ def sample(
     """The traffic, decoded as the report was, or without one as the checkpoint says."""
     if report is None:
         depth = loaded.recorded("decoding", "num_draft_tokens") or DRAFT_TOKENS
-        return measure(loaded, prompts, depth, max_new_tokens, serving.temperature or 0.0, serving.system_prompt)
+        return measure(
+            loaded, prompts, depth, max_new_tokens, Sampling(serving.temperature or 0.0), serving.system_prompt
+        )
     row, length = then_row(report, serving), int(report["settings"]["max_new_tokens"])
-    return measure(loaded, prompts, row["num_draft_tokens"], length, row["temperature"], serving.system_prompt)
+    sampling = sampling_of(report["settings"], row["temperature"])
+    return measure(loaded, prompts, row["num_draft_tokens"], length, sampling, serving.system_prompt)
 
 
 def then_row(report: Record, serving: Serving) -> Record:

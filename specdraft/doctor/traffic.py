@@ -40,7 +40,7 @@ def measure(
     prompts: Sequence[Prompt],
     num_draft_tokens: int,
     max_new_tokens: int,
-    temperature: float = 0.0,
+    sampling: Sampling | None = None,
     system_prompt: str | None = None,
 ) -> list[Measured]:
     """Decode the first turn of every prompt that leaves room for it, with chains of ``num_draft_tokens``. Raises
@@ -54,7 +54,7 @@ def measure(
             f"none of the {len(prompts)} prompts leaves room for {max_new_tokens} tokens, as many as the report decoded"
         )
         raise UserError(f"{said}: give shorter prompts with traffic=")
-    decoder = Decoder(target, loaded.drafter, num_draft_tokens, Sampling(temperature))
+    decoder = Decoder(target, loaded.drafter, num_draft_tokens, sampling)
     found = []
     generations = decoder.generate_batch([ids for _, ids in asking], max_new_tokens, _BATCH)
     for (prompt, asked), generation in zip(asking, generations, strict=True):

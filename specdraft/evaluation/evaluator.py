@@ -19,6 +19,7 @@ from specdraft.drafters.quantization import ready_to_decode
 from specdraft.evaluation.evaluation import Evaluation
 from specdraft.evaluation.losslessness import first_difference
 from specdraft.evaluation.pilot import Pilot
+from specdraft.evaluation.recorded import to_record
 from specdraft.evaluation.results import Request, Result, distinct_ngrams, summarize
 from specdraft.evaluation.settings import EvaluationSettings
 from specdraft.evaluation.speedup.advice import advise
@@ -75,7 +76,7 @@ def evaluate(
         "num_draft_tokens": AUTO if settings.search else shape.depth,
         **{name: getattr(settings, name) for name in ("max_new_tokens", "batch_size", "seed")},
         "temperatures": list(settings.numbers),
-        "sampling": {f"{each:g}": settings.describe(each) for each in settings.numbers},
+        "sampling": to_record(settings),
         "unmeasured_sampling": settings.unmeasured(target),
         "draft_tree": str(settings.search or shape),
         "rule": describe(settings.rule),

@@ -159,11 +159,6 @@ class EvaluationSettings:
         sampling = self.served if self.served is not None and as_served else Sampling(temperature)
         return replace(shaped(sampling, self._given()), grammar=grammar)
 
-    def describe(self, temperature: float) -> str:
-        """How is sampled at one of the temperatures, for a reader."""
-        as_served = self.served is not None and temperature == self.served.temperature
-        return f"{self.sampling(temperature)}" + (", as the target is served" if as_served else "")
-
     def unmeasured(self, target: "Published") -> str | None:
         """How engines sample this target by default, where it is published with a word about it and none of the
         temperatures is that."""

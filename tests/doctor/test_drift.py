@@ -43,6 +43,15 @@ def test_the_same_traffic_has_not_drifted(loaded, report):
     assert "no difference for certain" in found["drift"].sentence
 
 
+def test_the_sample_is_decoded_with_the_penalties_of_the_report(loaded, report, prompts, target):
+    """Greedily in both, and yet another acceptance."""
+    settings = EvaluationSettings(num_draft_tokens=3, max_new_tokens=16, temperatures=(0.0,), repetition_penalty=1.5)
+    told = json.loads(json.dumps(evaluate(target, loaded.drafter, prompts, settings, progress=False).to_dict()))
+    plain, penalized = (sample(loaded, each, prompts, Serving(), 16) for each in (report, told))
+    assert [each.answer for each in plain] != [each.answer for each in penalized]
+    assert sum(each.counts.accepted for each in penalized) == sum(told["results"][0]["accepted_per_position"])
+
+
 def test_other_text_is_named_with_what_it_costs(loaded, report):
     texts = [f"{i} {word} ? ! return {word} {word} b a {i}" for i in range(6) for word in ("b", "return")]
     found = findings(loaded, report, asked("poems", texts))

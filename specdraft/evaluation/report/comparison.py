@@ -1,7 +1,7 @@
 """Several drafters beside each other: in one run, or gathered from the runs of a multirun."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from specdraft.errors import UserError
+from specdraft.evaluation.recorded import sampling_of
 from specdraft.evaluation.report.pages import html
 from specdraft.files import write_text
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
 
 _ALIKE = ["target", "benchmark", "prompts", "draft_tree", "batch_size", "rule", "grammar", "drafting"]
-_ALIKE += ["temperatures", "max_new_tokens", "dtype"]
+_ALIKE += ["temperatures", "sampling", "max_new_tokens", "dtype"]
 _BEFORE = {"batch_size": 1}  # of evaluations that do not say it
 _MADE_OF = ("quantization", "retrieval", "inner", "ensemble")  # what tells drafters of one checkpoint apart
 _GATHERED = ("results", "categories", "cost_models", "checks", "advice", "samples")
@@ -41,7 +42,7 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     with a drafter of its own."""
     first = evaluations[0]
     for key in _ALIKE:
-        expected, *others = (each["settings"].get(key, _BEFORE.get(key)) for each in evaluations)
+        expected, *others = (_setting(each["settings"], key) for each in evaluations)
         for found in others:
             if found != expected:
                 wrong = f"evaluations differ in {key} ({expected} and {found})"
@@ -64,6 +65,12 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
                     together[kind].append(record | {"drafter": name} | label)
         together[kind] += [record for record in first[kind] if record["drafter"] != first["results"][0]["drafter"]]
     return together
+
+
+def _setting(settings: Mapping[str, Any], name: str) -> Any:
+    if name == "sampling":
+        return [str(sampling_of(settings, temperature)) for temperature in settings["temperatures"]]
+    return settings.get(name, _BEFORE.get(name))
 
 
 class ComparisonPage(Callback):

@@ -8,6 +8,7 @@ from typing import Any
 
 from specdraft.decoding.trace import ACCEPTED, REJECTED, Segment
 from specdraft.evaluation.evaluation import Evaluation
+from specdraft.evaluation.recorded import describe
 from specdraft.evaluation.report.charts import cost_charts, overview_charts, temperature_charts
 from specdraft.evaluation.tuning import about
 from specdraft.files import write_text
@@ -52,8 +53,7 @@ def html(evaluation: Mapping[str, Any]) -> str:
 
 def _heading(settings: Mapping[str, Any]) -> Callable[[float], str]:
     """How was sampled at a temperature, for the part of a page that is about it."""
-    known = settings.get("sampling", {})  # not of evaluations that were written before it was
-    return lambda temperature: str(known.get(f"{temperature:g}", f"temperature {temperature:g}")).capitalize()
+    return lambda temperature: describe(settings, temperature).capitalize()
 
 
 def answer_page(segments: Sequence[Segment]) -> str:

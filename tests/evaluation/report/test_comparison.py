@@ -54,6 +54,16 @@ def test_other_prompts_are_no_comparison():
         gather([evaluation(), other])
 
 
+def test_other_sampling_is_no_comparison():
+    other = evaluation("medusa", "b")
+    neutral = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    other["settings"]["sampling"] = {"0": neutral, "1": neutral}  # and the other one is from before it was written
+    gather([evaluation(), other])
+    other["settings"]["sampling"]["1"] = neutral | {"repetition_penalty": 1.1}
+    with pytest.raises(UserError, match=r"differ in sampling .*'temperature 1, repetition_penalty 1\.1'"):
+        gather([evaluation(), other])
+
+
 def test_a_multirun_ends_with_a_page(tmp_path):
     for number, (drafter, run) in enumerate((("eagle3", "a"), ("medusa", "b"))):
         (tmp_path / str(number)).mkdir()

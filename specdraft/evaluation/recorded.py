@@ -1,0 +1,33 @@
+"""How was sampled, as ``evaluation.json`` holds it in its settings: written, read again, and said to a reader."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.served import SHAPING
+from specdraft.evaluation.settings import EvaluationSettings
+
+
+def to_record(settings: EvaluationSettings) -> dict[str, dict[str, Any]]:
+    """By temperature, what the distribution was shaped by, and whether that is how the target is served."""
+    found = {}
+    for temperature in settings.numbers:
+        sampling = settings.sampling(temperature)
+        own = {name: getattr(sampling, name) for name in SHAPING}
+        as_served = settings.served is not None and temperature == settings.served.temperature
+        found[f"{temperature:g}"] = own | {"as_served": as_served}
+    return found
+
+
+def sampling_of(settings: Mapping[str, Any], temperature: float) -> Sampling:
+    """That of an evaluation with these settings at a temperature. Its grammar is left out."""
+    known = settings.get("sampling", {}).get(f"{temperature:g}")
+    if known is None:  # before there were penalties
+        return Sampling(temperature, settings.get("top_k", 0), settings.get("top_p", 1.0))
+    return Sampling(temperature, **{name: known[name] for name in SHAPING})
+
+
+def describe(settings: Mapping[str, Any], temperature: float) -> str:
+    """The same for a reader: "temperature 0.6, top_k 20, as the target is served"."""
+    known = settings.get("sampling", {}).get(f"{temperature:g}", {})
+    return str(sampling_of(settings, temperature)) + (", as the target is served" if known.get("as_served") else "")

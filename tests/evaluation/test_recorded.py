@@ -1,0 +1,25 @@
+"""How was sampled, as evaluation.json holds it."""
+
+import json
+
+from specdraft.decoding.sampling import Sampling
+from specdraft.evaluation.recorded import describe, sampling_of, to_record
+from specdraft.evaluation.settings import EvaluationSettings
+from specdraft.targets import Target
+from tests.fakes import tiny_llama
+
+
+def test_what_is_written_is_read_again():
+    target = Target.from_model(tiny_llama())
+    target.model.generation_config.temperature, target.model.generation_config.repetition_penalty = 0.6, 1.05
+    settings = EvaluationSettings(temperatures=(0.0, "served"), top_k=20).known(target)
+    written = json.loads(json.dumps({"sampling": to_record(settings)}))
+    for temperature in settings.numbers:
+        assert sampling_of(written, temperature) == settings.sampling(temperature)
+    assert describe(written, 0.6) == "temperature 0.6, top_k 20, repetition_penalty 1.05, as the target is served"
+    assert describe(written, 0.0) == "temperature 0, top_k 20"
+
+
+def test_evaluations_from_before_it_was_written():
+    assert sampling_of({"top_k": 5, "top_p": 0.9}, 1.0) == Sampling(1.0, 5, 0.9)
+    assert describe({}, 0.7) == "temperature 0.7"
