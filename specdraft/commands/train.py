@@ -1,6 +1,7 @@
 """Train a drafter, measure it, export it: ``python train.py model=eagle3 target=llama-8b``; ``--help`` says more."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
@@ -33,6 +34,7 @@ def main(config: DictConfig) -> float | None:
     loggers = build_loggers(config, run.directory, run.resume)
     generator = build(config.generator)
     target = build(config.target)
+    run = replace(run, evaluation=run.evaluation.known(target))
     if config.evaluate:
         check_lengths(target.tokenizer, run.prompts, target.max_length, run.evaluation.max_new_tokens)
     check_checkpoints(config, target)

@@ -9,13 +9,13 @@ from specdraft.evaluation.settings import EvaluationSettings
 
 
 def to_record(settings: EvaluationSettings) -> dict[str, dict[str, Any]]:
-    """By temperature, what the distribution was shaped by, and whether that is how the target is served."""
+    """By temperature, what the distribution was shaped by, and in words."""
     found = {}
     for temperature in settings.numbers:
         sampling = settings.sampling(temperature)
         own = {name: getattr(sampling, name) for name in SHAPING}
         as_served = settings.served is not None and temperature == settings.served.temperature
-        found[f"{temperature:g}"] = own | {"as_served": as_served}
+        found[f"{temperature:g}"] = own | {"said": f"{sampling}" + (", as the target is served" if as_served else "")}
     return found
 
 
@@ -29,5 +29,5 @@ def sampling_of(settings: Mapping[str, Any], temperature: float) -> Sampling:
 
 def describe(settings: Mapping[str, Any], temperature: float) -> str:
     """The same for a reader: "temperature 0.6, top_k 20, as the target is served"."""
-    known = settings.get("sampling", {}).get(f"{temperature:g}", {})
-    return str(sampling_of(settings, temperature)) + (", as the target is served" if known.get("as_served") else "")
+    known = settings.get("sampling", {}).get(f"{temperature:g}")
+    return str(sampling_of(settings, temperature)) if known is None else str(known["said"])

@@ -83,7 +83,9 @@ def _results(measured: Mapping[str, Any]) -> Iterator[EvalResult]:
     benchmark = str(measured["settings"].get("benchmark", "unnamed"))
     first = measured["results"][0]["drafter"]
     for result in measured["results"]:
-        where = f"temperature {result['temperature']:g}, {result.get('drafting', 'sampled')} drafts"
+        sampling = measured["settings"].get("sampling", {}).get(f"{result['temperature']:g}", {})
+        said = sampling.get("said", f"temperature {result['temperature']:g}")
+        where = f"{said}, {result.get('drafting', 'sampled')} drafts"
         for metric in _METRICS:
             if result["drafter"] == first and result[metric] is not None:
                 yield EvalResult(

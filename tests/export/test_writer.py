@@ -195,6 +195,12 @@ def test_model_card(make_checkpoint, identity):
     assert "found by a few drafts (eagle3, T=0: dynamic tree of 8), 4 requests side by side, " in card
     assert "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3" in card
     assert "`--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 9` instead" in card
+    settings |= {"unmeasured_sampling": "temperature 0.6, top_k 20"}
+    settings |= {"sampling": {"0": {"said": "temperature 0"}, "1": {"said": "temperature 1, top_k 5"}}}
+    (checkpoint.parent / "evaluation.json").write_text(json.dumps(evaluation))
+    card = (export(checkpoint.parent, VLLM()) / "README.md").read_text()
+    assert "temperature 1, top_k 5, rejection sampling, measured by" in card
+    assert "Not measured: temperature 0.6, top_k 20, as engines sample this target unless" in card
     (checkpoint.parent / "evaluation.json").write_text('{"results": 3}')
     with pytest.raises(UserError, match="not an evaluation that specdraft wrote"):
         export(checkpoint, VLLM())

@@ -57,6 +57,7 @@ def test_other_prompts_are_no_comparison():
 def test_other_sampling_is_no_comparison():
     other = evaluation("medusa", "b")
     neutral = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    neutral["said"] = "temperature"
     other["settings"]["sampling"] = {"0": neutral, "1": neutral}  # and the other one is from before it was written
     gather([evaluation(), other])
     other["settings"]["sampling"]["1"] = neutral | {"repetition_penalty": 1.1}
