@@ -217,6 +217,15 @@ def test_the_card_serves_with_the_options_of_the_chat_template(make_checkpoint):
     assert '`"chat_template_kwargs": {"enable_thinking": false}`' in card
 
 
+def test_the_card_says_how_the_answers_were_sampled(make_checkpoint):
+    _, checkpoint = make_checkpoint()
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["extra"]["data"] |= {"regenerated": True, "temperatures": [0.0, "served"]}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    card = (export(checkpoint, VLLM()) / "README.md").read_text()
+    assert ", answered by the target at temperature 0, as it is served |" in card
+
+
 def test_the_card_names_a_targets_directory_wherever_the_engine_is_started(make_checkpoint, tmp_path, monkeypatch):
     _, checkpoint = make_checkpoint()
     config = json.loads((checkpoint / "config.json").read_text())
