@@ -7,26 +7,20 @@ acceptance. Exits with 1 if anything differs."""
 
 import specdraft.threads  # noqa: F401  # first of all
 
-import argparse
 import json
 import shutil
 import sys
 from pathlib import Path
 
-import torch
 from comparison import decode, differences, rate_difference, table
-from engine import MAX_NEW_TOKENS, Engine, add_arguments, held_out_prompts
-from short import TARGET, trained
+from engine import MAX_NEW_TOKENS, held_out_prompts
+from one_head import OneHead
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.served import SERVED, SHAPING, served
 from specdraft.decoding.shapes import StaticTree
-from specdraft.drafters.checkpoint import find, load_drafter
 from specdraft.errors import exit_on_user_error
-from specdraft.export import export
-from specdraft.export.engine import GREEDY
-from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 from specdraft.targets.loading import location
 
@@ -41,10 +35,10 @@ PUBLISHED = {
 LEAST_ACCEPTANCE_LENGTH = 1.2  # above which equality says something
 
 
-def published(name: str, settings: dict[str, float], work: Path) -> Path:
-    """The embedded target as a directory of its own, with generation settings."""
-    copy = work / name.replace(" ", "-")
-    shutil.copytree(location(TARGET), copy, dirs_exist_ok=True)
+def published(target: str, name: str, work: Path) -> Path:
+    """A copy of the target's directory with generation settings."""
+    copy, settings = work / name.replace(" ", "-"), PUBLISHED[name]
+    shutil.copytree(location(target), copy, dirs_exist_ok=True)
     file = copy / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | settings | {"do_sample": True}))
     return copy
@@ -53,27 +47,19 @@ def published(name: str, settings: dict[str, float], work: Path) -> Path:
 @exit_on_user_error
 def main() -> None:
     """Train, export, decode on both sides, compare, and say so."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--head", help="a checkpoint or run directory; without it a short EAGLE-3 head is trained, once"
-    )
-    add_arguments(parser, "parity")
-    options = parser.parse_args()
-    engine, k = Engine.of(options), options.num_draft_tokens
-    torch.set_num_threads(1)
-    checkpoint = find(options.head) if options.head else trained("eagle3", engine.work)
-    drafter, config = load_drafter(checkpoint)
-    directory = export(checkpoint, VLLM(dtype="float32"), engine.work / "exported" / "sampling").resolve()
-    runs = [{"name": "drafted", "flags": VLLM.flags(drafter.family, str(directory), k, GREEDY)}]
+    head = OneHead.of(__doc__)
+    engine, k = head.engine, head.num_draft_tokens
+    runs = [{"name": "drafted", "flags": head.flags}]
     failed = []
     for name in [*PENALTIES, *PUBLISHED]:
-        place = str(published(name, PUBLISHED[name], engine.work)) if name in PUBLISHED else config["target"]["name"]
+        place = str(published(head.target, name, engine.work)) if name in PUBLISHED else head.target
         target = Target.load(place, dtype="float32", device="cpu")
-        prompts = held_out_prompts(target, options.prompts, k)
+        prompts = held_out_prompts(target, head.prompts, k)
         sampling = served(target) if name in PUBLISHED else PENALTIES[name]
         asked = {each: getattr(sampling, each) for each in ("temperature", *SHAPING)}
         theirs = engine.answers(target, prompts, runs, sampling=SERVED if name in PUBLISHED else asked)
-        ours = decode(Decoder(target, drafter, StaticTree.chain(k, sampled=False), sampling), prompts, MAX_NEW_TOKENS)
+        decoder = Decoder(target, head.drafter, StaticTree.chain(k, sampled=False), sampling)
+        ours = decode(decoder, prompts, MAX_NEW_TOKENS)
         print(f"\n== {name}: {sampling} ==")
         if sampling.greedy:
             print(table(ours, theirs["plain"], theirs["drafted"]))
