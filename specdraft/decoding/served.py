@@ -44,6 +44,11 @@ def served(target: Published) -> Sampling:
         raise UserError(f"in the target's generation_config.json {error}") from None
 
 
+def sampling_at(target: Published, temperature: float | str) -> Sampling:
+    """At a temperature, or as ``target`` is served. Raises UserError as ``served`` and ``Sampling``."""
+    return served(target) if temperature == SERVED else Sampling(float(temperature))
+
+
 def shaped(sampling: Sampling, given: Mapping[str, Any]) -> Sampling:
     """``sampling`` with those of ``given`` that are not None in place of its own. Raises UserError."""
     return replace(sampling, **{name: value for name, value in given.items() if value is not None})

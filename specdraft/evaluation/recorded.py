@@ -14,8 +14,8 @@ def to_record(settings: EvaluationSettings) -> dict[str, dict[str, Any]]:
     for temperature in settings.numbers:
         sampling = settings.sampling(temperature)
         own = {name: getattr(sampling, name) for name in SHAPING}
-        as_served = settings.served is not None and temperature == settings.served.temperature
-        found[f"{temperature:g}"] = own | {"said": f"{sampling}" + (", as the target is served" if as_served else "")}
+        as_served = ", as the target is served" if settings.as_served(temperature) else ""
+        found[f"{temperature:g}"] = own | {"said": f"{sampling}{as_served}"}
     return found
 
 

@@ -155,19 +155,25 @@ class EvaluationSettings:
     def sampling(self, temperature: float) -> Sampling:
         """The sampling settings at one of the temperatures."""
         grammar = None if self.grammar is None else Grammar.of(self.grammar, self.mask_drafts)
-        as_served = self.served is not None and temperature == self.served.temperature
-        sampling = self.served if self.served is not None and as_served else Sampling(temperature)
-        return replace(shaped(sampling, self._given()), grammar=grammar)
+        return replace(self._shaped(temperature), grammar=grammar)
+
+    def as_served(self, temperature: float) -> bool:
+        """Whether that is how the target is served, with nothing else in place of what it is published with."""
+        return self._shaped(temperature) == self.served
 
     def unmeasured(self, target: "Published") -> str | None:
         """How engines sample this target by default, where it is published with a word about it and none of the
         temperatures is that."""
-        if self.served is not None or not {"temperature", *SHAPING} & target.generation_settings.keys():
+        if not {"temperature", *SHAPING} & target.generation_settings.keys():
             return None
         with suppress(UserError):  # which "served" would raise
             default = served(target)
-            return None if default in map(self.sampling, self.numbers) else str(default)
+            return None if default in map(self._shaped, self.numbers) else str(default)
         return None
+
+    def _shaped(self, temperature: float) -> Sampling:
+        own = self.served if self.served is not None and temperature == self.served.temperature else None
+        return shaped(own or Sampling(temperature), self._given())
 
     def _given(self) -> dict[str, float | None]:
         return {name: getattr(self, name) for name in SHAPING}

@@ -12,12 +12,15 @@ from tests.fakes import tiny_llama
 def test_what_is_written_is_read_again():
     target = Target.from_model(tiny_llama())
     target.model.generation_config.temperature, target.model.generation_config.repetition_penalty = 0.6, 1.05
-    settings = EvaluationSettings(temperatures=(0.0, "served"), top_k=20).known(target)
+    settings = EvaluationSettings(temperatures=(0.0, "served")).known(target)
     written = json.loads(json.dumps({"sampling": to_record(settings)}))
     for temperature in settings.numbers:
         assert sampling_of(written, temperature) == settings.sampling(temperature)
-    assert describe(written, 0.6) == "temperature 0.6, top_k 20, repetition_penalty 1.05, as the target is served"
-    assert describe(written, 0.0) == "temperature 0, top_k 20"
+    assert describe(written, 0.6) == "temperature 0.6, repetition_penalty 1.05, as the target is served"
+    assert describe(written, 0.0) == "temperature 0"
+    other = EvaluationSettings(temperatures=("served",), top_k=20).known(target)  # not quite as it is served
+    assert describe({"sampling": to_record(other)}, 0.6) == "temperature 0.6, top_k 20, repetition_penalty 1.05"
+    assert other.unmeasured(target) == "temperature 0.6, repetition_penalty 1.05"
 
 
 def test_evaluations_from_before_it_was_written():

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from specdraft.data.sources.base import Message
 from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.served import SERVED, served
+from specdraft.decoding.served import SERVED, sampling_at
 from specdraft.errors import UserError
 from specdraft.targets import Target
 
@@ -35,8 +35,7 @@ class RegenerationSettings:
 
     def sampling(self, target: Target, number: int) -> Sampling:
         """How conversation ``number`` is answered. Raises UserError as ``served``."""
-        temperature = self.temperatures[number % len(self.temperatures)]
-        return served(target) if isinstance(temperature, str) else Sampling(temperature)
+        return sampling_at(target, self.temperatures[number % len(self.temperatures)])
 
 
 class Request(NamedTuple):

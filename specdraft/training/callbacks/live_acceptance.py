@@ -21,7 +21,7 @@ from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.generation import Generation
 from specdraft.decoding.metrics import AcceptanceCounts, acceptance_length_error, cost_ratio, predicted_speedup
 from specdraft.decoding.sampling import Sampling
-from specdraft.decoding.served import SERVED, Published, served, shaped
+from specdraft.decoding.served import Published, sampling_at, shaped
 from specdraft.decoding.shapes import draft_tokens
 from specdraft.decoding.trace import Trace
 from specdraft.drafters.base import Drafter
@@ -241,7 +241,7 @@ def first_sampling(
     """At the first of the temperatures that the evaluation decodes at; ``given``: what else shapes the distribution.
     Raises UserError."""
     first = temperature if isinstance(temperature, int | float | str) else temperature[0]
-    return shaped(served(target) if first == SERVED else Sampling(float(first)), given)
+    return shaped(sampling_at(target, first), given)
 
 
 def _length(counts: AcceptanceCounts) -> float:
