@@ -15,9 +15,9 @@ def seeded_draws():
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(scope="module")
 def small_layers_packed_too():
-    """Every layer is packed that can be, as the tests' models have none that is large enough."""
+    """Every layer is packed that can be: of the tests' models none is large enough, and so small ones are slower."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdraft.onednn._SMALL", 0)
         yield

@@ -22,6 +22,7 @@ from specdraft.targets import Target
 from specdraft.targets.batch import Batch
 from tests.fakes import random_prompts, tiny_llama
 
+pytestmark = pytest.mark.usefixtures("small_layers_packed_too")
 BF16 = pytest.param(
     torch.bfloat16,
     marks=pytest.mark.skipif(

@@ -219,7 +219,7 @@ class Requests:
             shape = self.pace.shape([request.rounds for request in self.under_way], room)
         if shape is None:
             return empty(len(texts.lengths), self.target.device)
-        trees = self.drafting.draft(texts, shape, self.sampling, self._chance(0, len(texts.lengths)))
+        trees = self.drafting.draft(texts, shape, self.sampling.of_drafts, self._chance(0, len(texts.lengths)))
         if texts.longest + shape.depth > self.target.max_length:
             trees = trees.truncate(self.target.max_length - texts.lengths)
         return trees

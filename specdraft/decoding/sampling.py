@@ -3,7 +3,7 @@
 B = requests, V = vocabulary."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,8 @@ class Sampling:
 
     Logits of tokens that prompt or answer have are divided by ``repetition_penalty`` where they are positive, else
     multiplied by it (CTRL, 1909.05858, section 4.1); from those of tokens that the answer has,
-    ``presence_penalty`` is taken once and ``frequency_penalty`` for every time."""
+    ``presence_penalty`` is taken once and ``frequency_penalty`` for every time. ``truncates_drafts``: drafts that are
+    sampled leave out what top-k and top-p do; else they are drawn with the temperature alone, as vLLM draws them."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -30,6 +31,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     grammar: "Grammar | None" = None
+    truncates_drafts: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
@@ -51,12 +53,22 @@ class Sampling:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     def __str__(self) -> str:
-        """All that is not neutral, as "temperature 0.6, top-k 20"; the grammar is left out."""
+        """All that is not neutral, as "temperature 0.6, top_k 20"; neither the grammar nor how drafts are drawn."""
         said = [f"temperature {self.temperature:g}"]
-        for each in fields(self)[1:-1]:
+        for each in fields(self)[1:-2]:
             if (value := getattr(self, each.name)) != each.default:
                 said.append(f"{each.name} {value:g}")
         return ", ".join(said)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens are left out."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1)
+
+    @property
+    def of_drafts(self) -> "Sampling":
+        """How the drafter's own distributions are sampled."""
+        return self if self.truncates_drafts else replace(self, top_k=0, top_p=1.0)
 
     @property
     def greedy(self) -> bool:

@@ -64,7 +64,7 @@ def evaluate(
 
     Raises UserError if there are no prompts or one does not fit the context, before anything is decoded, and as
     ``tuned_target`` and ``EvaluationSettings.known``."""
-    settings = (settings or EvaluationSettings()).known(target)
+    settings = (settings or EvaluationSettings()).known(target).drawn_as(engine)
     check_lengths(target.tokenizer, prompts, target.max_length, settings.max_new_tokens)
     original, target = target, tuned_target(target, drafter, [*(compare or {}).values()])
     shape = settings.draft_shape(drafter, target)

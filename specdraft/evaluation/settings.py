@@ -37,8 +37,9 @@ class EvaluationSettings:
     times of its steps promise most of. ``num_draft_tokens`` "auto" searches chains of at most 8 tokens; trees, and
     chains that end where the draft is unsure, are as deep as usual with it. ``rule`` verifies above temperature 0.
     ``drafting`` is how drafts are made there: "sampled" from the draft's distribution, "greedy" (its most likely
-    tokens, verified as point masses), or "engine", as the engine does that the evaluation is for. ``batch_size``:
-    requests that are decoded side by side."""
+    tokens, verified as point masses), or "engine", as the engine does that the evaluation is for. So is
+    ``truncate_drafts``: whether top-k and top-p hold for sampled drafts, too. ``batch_size``: requests that are decoded
+    side by side."""
 
     num_draft_tokens: int | str = 5
     shape: "Shape | Search | Callable[[Drafter, Target], Shape] | None" = None
@@ -50,6 +51,7 @@ class EvaluationSettings:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    truncate_drafts: bool | str = _AS_ENGINE
     grammar: str | None = None  # what answers follow: "json", or the path of a file (decoding/grammar.py)
     mask_drafts: bool = True  # whether drafts follow it, too; an engine's do not
     max_new_tokens: int = 128
@@ -107,6 +109,9 @@ class EvaluationSettings:
             else:
                 self.sampling(temperature)
         check_switch("decoding.mask_drafts", self.mask_drafts)
+        if self.truncate_drafts != _AS_ENGINE and not isinstance(self.truncate_drafts, bool):
+            said = f"decoding.truncate_drafts is {self.truncate_drafts}"
+            raise UserError(f"{said}: expected true, false or {_AS_ENGINE}")
         wanted(self.compile, torch.device("cpu"))
         if self.shape is not None:
             check_shape(self.rule, self.shape)
@@ -135,6 +140,12 @@ class EvaluationSettings:
             return (SAMPLED,)
         return (GREEDY, SAMPLED) if engine.drafting == GREEDY else (SAMPLED, GREEDY)
 
+    def drawn_as(self, engine: Engine | None) -> "EvaluationSettings":
+        """With sampled drafts truncated as the engine does; without one they are."""
+        if self.truncate_drafts != _AS_ENGINE:
+            return self
+        return replace(self, truncate_drafts=engine is None or engine.truncates_drafts)
+
     def known(self, target: "Published") -> "EvaluationSettings":
         """With the temperature that "served" stands for. Raises UserError where it is one of the others, as results are
         told apart by it, and as ``served``."""
@@ -155,7 +166,10 @@ class EvaluationSettings:
     def sampling(self, temperature: float) -> Sampling:
         """The sampling settings at one of the temperatures."""
         grammar = None if self.grammar is None else Grammar.of(self.grammar, self.mask_drafts)
-        return replace(self._shaped(temperature), grammar=grammar)
+        sampling = self._shaped(temperature)
+        return replace(
+            sampling, grammar=grammar, truncates_drafts=not sampling.truncated or self.truncate_drafts is not False
+        )
 
     def as_served(self, temperature: float) -> bool:
         """Whether that is how the target is served, with nothing else in place of what it is published with."""

@@ -18,13 +18,15 @@ class Engine:
     """A serving engine. ``dtype`` is that of the exported weights; "auto" takes the dtype of the target in training.
     families: the families it serves, and the engine's own name for each. ignored: options of a drafter that it reads no
     word of. quantized: families of which it reads quantized weights. drafting: how it drafts above temperature 0 unless
-    it is told otherwise."""
+    it is told otherwise. truncates_drafts: whether those that it samples leave out what top-k and top-p do; else they
+    are drawn with the temperature alone."""
 
     name: str
     families: ClassVar[Mapping[str, str]]
     ignored: ClassVar[frozenset[str]] = frozenset()
     quantized: ClassVar[frozenset[str]] = frozenset()
     drafting: ClassVar[str] = GREEDY
+    truncates_drafts: ClassVar[bool] = True
 
     def __init__(self, dtype: str = "auto") -> None:
         if dtype != "auto" and dtype not in DTYPES:

@@ -43,6 +43,7 @@ class VLLM(Engine):
     }
     quantized: ClassVar[frozenset[str]] = frozenset({"eagle3", "draft_model"})
     target_settings: ClassVar[dict[str, dict[str, object]]] = {"mtp": {"num_nextn_predict_layers": 1}}
+    truncates_drafts: ClassVar[bool] = False
     sampled_drafts: ClassVar[dict[str, object]] = {"draft_sample_method": "probabilistic"}
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:

@@ -1,4 +1,5 @@
-"""train.py on two ranks, as a person starts it: every strategy with every family, and ranks that get stuck."""
+"""train.py on two ranks, every strategy with every family, and ranks that get stuck. A person starts it once, and
+Lightning the other ranks; torchrun starts it once a rank, which here costs no imports (``forked.py``)."""
 
 import csv
 import json
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from specdraft.commands import train
 from tests.commands import test_train as cli
+from tests.training.forked import Ranks
 
 world, arguments = cli.world, cli.arguments
 pytestmark = pytest.mark.slow
@@ -34,8 +37,7 @@ ZERO3 = (
     "kangaroo",
     "pard",
 )
-STRATEGIES = dict.fromkeys(ZERO3, ("deepspeed_zero3",))
-STRATEGIES |= {"draft": ("ddp", "deepspeed_zero3")}
+STRATEGIES = {"draft": ("ddp", "deepspeed_zero3")}
 STRATEGIES |= {"eagle3": ("ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")}
 TWO_RANKS = ("trainer.accelerator=cpu", "trainer.devices=2", "evaluate=false", "export=null")
 # The default data, of which the check of parity takes as much: the target answers once for both.
@@ -87,28 +89,51 @@ def trained(run: Path) -> dict[str, list[float]]:
     return {name: [float(row[name]) for row in rows if row[name]] for name in ("train/loss", "train/grad_norm")}
 
 
+def finite(run: Path) -> dict[str, list[float]]:
+    """What ``trained`` gives of a run that came to its end, with a drafter of numbers."""
+    curves = trained(run)
+    assert len(curves["train/loss"]) == 6
+    assert all(math.isfinite(value) for values in curves.values() for value in values)
+    assert json.loads((run / "drafter" / "config.json").read_text())["extra"]["training"]["step"] == 6
+    weights = load_file(run / "drafter" / "model.safetensors")
+    assert weights and all(weight.isfinite().all() for weight in weights.values() if weight.is_floating_point())
+    return curves
+
+
 @pytest.mark.parametrize("family", STRATEGIES)
-def test_every_strategy_trains_every_family_to_the_end(family, tmp_path):
-    """On the default data, whose batches are unequal: ranks that called other modules would wait for ever."""
-    curves = {}
-    model = MODELS.get(family, (f"model={family}",))
-
+def test_every_strategy_trains_to_the_end(family, tmp_path):
     def started(strategy):
-        return start(*model, f"strategy={strategy}", *DATA, *QUICK, f"hydra.run.dir={tmp_path / strategy}")
+        return start(f"model={family}", f"strategy={strategy}", *DATA, *QUICK, f"hydra.run.dir={tmp_path / strategy}")
 
+    curves = {}
     for strategy, (status, said) in ends({each: started(each) for each in STRATEGIES[family]}).items():
-        run = tmp_path / strategy
         assert status == 0, said[-3000:]
-        curves[strategy] = trained(run)
-        assert len(curves[strategy]["train/loss"]) == 6
-        assert all(math.isfinite(value) for values in curves[strategy].values() for value in values)
-        assert json.loads((run / "drafter" / "config.json").read_text())["extra"]["training"]["step"] == 6
-        weights = load_file(run / "drafter" / "model.safetensors")
-        assert weights and all(weight.isfinite().all() for weight in weights.values() if weight.is_floating_point())
+        curves[strategy] = finite(tmp_path / strategy)
     first = curves[STRATEGIES[family][0]]
     for strategy, curve in curves.items():  # they compute the same
         for name, values in curve.items():
             assert values == pytest.approx(first[name], rel=2e-3), (strategy, name)
+
+
+def command(*overrides: str) -> None:
+    """train.py with these arguments, as it is in a process that has imported what it needs."""
+    sys.argv = [str(cli.REPOSITORY / "train.py"), *overrides]
+    train.main()
+
+
+@pytest.mark.parametrize("family", ZERO3)
+def test_zero3_trains_every_family_to_the_end(family, tmp_path):
+    """On the default data, whose batches are unequal: ranks that called other modules would wait for ever."""
+    model = MODELS.get(family, (f"model={family}",))
+    run = tmp_path / "run"
+    overrides = (*TWO_RANKS, *model, "strategy=deepspeed_zero3", *DATA, *QUICK, f"hydra.run.dir={run}")
+    ranks = Ranks(tmp_path / "logs", 2, command, *overrides)
+    try:
+        ended = [ranks.end(rank, LIMIT) for rank in (1, 0)]
+    finally:
+        ranks.stop()
+    assert ended == [0, 0], ranks.said(0)[-3000:] + ranks.said(1)[-3000:]
+    finite(run)
 
 
 def test_layers_that_learn_by_onednn_learn_alike_where_their_weights_are_sharded(tmp_path):

@@ -21,6 +21,11 @@ class Answers(NamedTuple):
     continuations: list[list[int]]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def every_layer_packed(small_layers_packed_too):
+    """As those of real models are."""
+
+
 @pytest.fixture(scope="session")
 def target() -> Target:
     return Target.from_model(tiny_llama())

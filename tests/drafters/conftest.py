@@ -9,6 +9,11 @@ from tests.drafters.drafts import tokenizer_of
 from tests.fakes import tiny_llama
 
 
+@pytest.fixture(autouse=True, scope="module")
+def every_layer_packed(small_layers_packed_too):
+    """As those of real models are."""
+
+
 @pytest.fixture(scope="session")
 def target() -> Target:
     options = {"num_hidden_layers": 6, "initializer_range": 0.3, "tie_word_embeddings": False}

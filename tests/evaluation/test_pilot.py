@@ -17,6 +17,12 @@ from specdraft.evaluation.speedup.step_times import StepTime, StepTimer
 from tests.evaluation.conftest import SETTINGS
 
 
+@pytest.fixture(autouse=True)
+def seldom(monkeypatch):
+    """Times are taken for less long: these tests are of what follows from them."""
+    monkeypatch.setattr("specdraft.evaluation.pilot._SECONDS", 0.05)
+
+
 def measured(monkeypatch, cost):
     """Two of three drafted tokens are right, and each takes ``cost`` of a plain step."""
 
@@ -142,7 +148,6 @@ def test_drafts_under_a_grammar_are_not_replayed_without_it(target, prompts, mon
 @pytest.mark.parametrize("shape", [StaticTree.chain(3), StaticTree.chain(3, stop=Goodput())])
 def test_requests_side_by_side_are_answered_as_each_alone(target, prompts, monkeypatch, shape):
     """The same tokens, draws and counts, and the figures say of how many requests they are."""
-    monkeypatch.setattr("specdraft.evaluation.pilot._SECONDS", 0.1)
     torch.manual_seed(0)
     drafter = DraftModel.for_target(target, copy_layers=3)
     settings = replace(SETTINGS, shape=shape, max_new_tokens=12, drafting="sampled")
@@ -171,7 +176,6 @@ def test_requests_side_by_side_are_answered_as_each_alone(target, prompts, monke
 
 def test_what_was_searched_for_is_not_called_the_longest(target, prompts, monkeypatch):
     """Longer ones were compared with it."""
-    monkeypatch.setattr("specdraft.evaluation.pilot._SECONDS", 0.1)
     torch.manual_seed(0)
     drafter = DraftModel.for_target(target, copy_layers=4)
     cost = CostSettings((1,), (), seconds=0.1)

@@ -37,6 +37,7 @@ V, PROMPT, TWO = 6, [1, 4, 2], torch.tensor([6, 1])
         ({"seed": "x"}, "seed is 'x': expected a whole number"),
         ({"temperature": [0.0, -1.0]}, "temperature is -1.0"),
         ({"mask_drafts": "no"}, "decoding.mask_drafts is no: expected true or false"),
+        ({"truncate_drafts": "no"}, "decoding.truncate_drafts is no: expected true, false or engine"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"grammar": "answers.xml"}, "decoding.grammar is answers.xml: expected json, or the path of a file"),
         ({"drafting": "guessed"}, "drafting is 'guessed': expected engine, sampled or greedy"),
@@ -85,6 +86,18 @@ def test_drafts_are_made_as_the_engine_makes_them_with_the_other_way_beside(engi
     settings = EvaluationSettings()
     assert settings.draftings(engine) == expected
     assert replace(settings, drafting=GREEDY).draftings(engine) == (GREEDY,)
+
+
+@pytest.mark.parametrize(("engine", "truncates"), [(VLLM(), False), (Transformers(), True), (None, True)])
+def test_drafts_are_truncated_as_by_the_engine(engine, truncates):
+    settings = EvaluationSettings(temperatures=(0.0, 0.8), top_p=0.9)
+    found = settings.drawn_as(engine).sampling(0.8)
+    assert found == Sampling(0.8, top_p=0.9, truncates_drafts=truncates)
+    assert found.of_drafts == Sampling(0.8, top_p=0.9 if truncates else 1.0, truncates_drafts=truncates)
+    for said in (True, False):
+        told = replace(settings, truncate_drafts=said)
+        assert told.drawn_as(engine).sampling(0.8).truncates_drafts is said
+    assert replace(settings, top_p=None).drawn_as(engine).sampling(0.8) == Sampling(0.8)  # nothing is left out
 
 
 def test_the_shape_follows_the_drafting():

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
@@ -42,14 +41,11 @@ class Run:
         return AcceptanceCounts(0, rounds=totals["rounds"], accepted=totals["accepted"]).acceptance_length
 
 
-def decode(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Run:
-    """Our half: the evaluator's own decoder and counts. Rounds in which nothing was drafted are left out, as an engine
-    takes no notice of them."""
+def decode(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int = 1) -> Run:
+    """Our half: the evaluator's own decoder and counts, requests side by side. Rounds in which nothing was drafted are
+    left out, as an engine takes no notice of them."""
     counts = AcceptanceCounts(decoder.num_draft_tokens)
-    generations = [
-        decoder.generate(prompt, max_new_tokens, seed)
-        for seed, prompt in enumerate(tqdm(prompts, "decoding", unit="prompt", disable=None))
-    ]
+    generations = decoder.generate_batch(prompts, max_new_tokens, batch_size)
     for generation in generations:
         rounds = [both for both in zip(generation.drafted, generation.accepted, strict=True) if both[0]]
         generation.drafted, generation.accepted = ([both[i] for both in rounds] for i in (0, 1))

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from comparison import Run
 
 from specdraft.data.prompts import encode, load_prompts
+from specdraft.data.tokenization.tokenize import available_cores
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from specdraft.targets.loading import location
@@ -20,6 +22,7 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 MAX_NEW_TOKENS = 64
 GREEDILY = {"temperature": 0.0}
+PROCESSES = min(2, available_cores())  # of vLLM, 3.4 GB each
 RESERVE = 64  # positions behind the longest answer: more than two drafts have
 
 
@@ -53,11 +56,12 @@ class Engine:
         of its speculative configuration as JSON (none: it drafts nothing), perhaps ``overrides`` of the target's,
         ``additional`` configuration, ``max_num_seqs``, a ``sampling`` of its own. packages: a folder with more of them
         for vLLM. grammar: what answers follow, ".json" (a schema) or ".regex" and its text. sampling: how tokens are
-        chosen, or "served": as vLLM does where it is not told."""
+        chosen, or "served": as vLLM does where it is not told. Two processes share the runs where there are two cores:
+        each loads one vLLM after the other."""
+        started = [{"name": "plain"}, *({**run, "flags": json.loads(run.get("flags", "null"))} for run in runs)]
         request = {
             "target": location(target.identity.name),
             "revision": target.identity.revision,
-            "runs": [{**run, "flags": json.loads(run.get("flags", "null"))} for run in runs],
             "prompts": prompts,
             "max_new_tokens": MAX_NEW_TOKENS,
             "max_model_len": min(target.max_length, max(map(len, prompts)) + MAX_NEW_TOKENS + RESERVE),
@@ -66,16 +70,24 @@ class Engine:
             "sampling": sampling,
             "eos_token_ids": sorted(target.eos_token_ids),
         }
-        request_file, answer_file = self.work / "request.json", self.work / "answer.json"
+        paths = [str(REPOSITORY), *([] if packages is None else [str(packages.resolve())])]
+        # No plugins: of what lies in the packages only what is asked for.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_PLUGINS": ""}
+        shares = [share for number in range(PROCESSES) if (share := started[number::PROCESSES])]
+        with ThreadPoolExecutor(len(shares)) as pool:
+            parts = pool.map(lambda share: self._decoded(request | {"runs": share}, environment), shares)
+            found = {name: Run(**run) for part in parts for name, run in part.items()}
+        return {run["name"]: found[run["name"]] for run in started}
+
+    def _decoded(self, request: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+        name = request["runs"][0]["name"].replace(" ", "-")
+        request_file, answer_file = self.work / f"request-{name}.json", self.work / f"answer-{name}.json"
         request_file.write_text(json.dumps(request))
         answer_file.unlink(missing_ok=True)
         # -P: without it the script's folder could shadow the engine's packages.
         script = [str(HERE / "vllm_side.py"), str(request_file), str(answer_file)]
-        paths = [str(REPOSITORY), *([] if packages is None else [str(packages.resolve())])]
-        # No plugins: of what lies in the packages only what is asked for.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "VLLM_PLUGINS": ""}
         subprocess.run([str(self.python), "-P", "-W", "ignore", *script], env=environment, check=True)
-        return {name: Run(**run) for name, run in json.loads(answer_file.read_text()).items()}
+        return dict(json.loads(answer_file.read_text()))
 
 
 def add_arguments(parser: argparse.ArgumentParser, work: str) -> None:

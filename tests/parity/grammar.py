@@ -33,7 +33,7 @@ def main() -> None:
     prompts = held_out_prompts(target, head.prompts, k)
     failed = False
     for name, (kind, text) in GRAMMARS.items():
-        theirs = engine.answers(target, prompts, [{"name": name, "flags": head.flags}], grammar=(kind, text))
+        theirs = engine.answers(target, prompts, [{"name": name, "flags": head.flags()}], grammar=(kind, text))
         file = engine.work / f"{name}{kind}"
         file.write_text(text)
         for masked in (False, True):

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from engine import Engine, add_arguments
@@ -10,18 +11,19 @@ from short import trained
 from specdraft.drafters.base import Drafter
 from specdraft.drafters.checkpoint import find, load_drafter
 from specdraft.export import export
+from specdraft.export.engine import GREEDY
 from specdraft.export.vllm import VLLM
 
 
 @dataclass(frozen=True)
 class OneHead:
-    """engine: with which it is compared. target: the name of its target. flags: of vLLM's speculative configuration,
-    K drafts in a round. prompts: how many are asked for."""
+    """engine: with which it is compared. target: the name of its target. directory: of its export. K drafts in a round.
+    prompts: how many are asked for."""
 
     engine: Engine
     drafter: Drafter
     target: str
-    flags: str | None
+    directory: Path
     num_draft_tokens: int
     prompts: int
 
@@ -39,5 +41,8 @@ class OneHead:
         checkpoint = find(options.head) if options.head else trained("eagle3", engine.work)
         drafter, config = load_drafter(checkpoint)
         directory = export(checkpoint, VLLM(dtype="float32"), engine.work / "exported" / "one-head").resolve()
-        flags = VLLM.flags(drafter.family, str(directory), k)
-        return cls(engine, drafter, config["target"]["name"], flags, k, options.prompts)
+        return cls(engine, drafter, config["target"]["name"], directory, k, options.prompts)
+
+    def flags(self, drafting: str = GREEDY) -> str | None:
+        """vLLM's speculative configuration with it, as JSON; None if it does not draft so."""
+        return VLLM.flags(self.drafter.family, str(self.directory), self.num_draft_tokens, drafting)

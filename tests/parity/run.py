@@ -42,6 +42,7 @@ from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 
 WARM = 1.0  # the temperature at which rates are compared, of the first of the drafters that vLLM samples drafts of
+BATCH = 8  # requests that our decoder has side by side, where the others do not change what is drafted
 PENALTIES = Sampling(repetition_penalty=1.1, presence_penalty=0.4, frequency_penalty=0.15)  # greedily, of the same one
 LEAST_PENALIZED = 1.2  # the acceptance length with them above which equality says something
 
@@ -109,7 +110,9 @@ def main() -> None:
         starts = {name: str(stranger(engine.work / "stranger")) for name in STRANGERS if name in options.models}
         sources = {name: source(name)[0] for name in options.models if name not in PROPOSED}
         needed = list(dict.fromkeys([*sources.values(), *(kind.drafts for kind in proposed.values() if kind.drafts)]))
-        with ThreadPoolExecutor(available_cores()) as pool:  # the first lets the target answer, and all read it
+        # The embedded target answers for the first of its own, and the others read it: what has another target begins.
+        needed.sort(key=lambda name: name not in targets)
+        with ThreadPoolExecutor(available_cores()) as pool:
             runs = pool.map(lambda name: trained(name, engine.work, targets.get(name), starts.get(name)), needed)
             found = dict(zip(needed, runs, strict=True))
         checkpoints = {name: found[trained_as] for name, trained_as in sources.items()}
@@ -160,9 +163,13 @@ def compare(
         decoders = {name: Decoder(target, case.drafter, case.shape(k)) for name, case in cases.items()}
         if warm:
             decoders[f"{warm}, penalized"] = Decoder(target, cases[warm].drafter, cases[warm].shape(k), PENALTIES)
-        ours = {name: decode(decoder, prompts, MAX_NEW_TOKENS) for name, decoder in decoders.items()}
+        # What proposes from earlier answers, or by what they took, depends on which are side by side.
+        together = {name: 1 if name in cases and name not in exported else BATCH for name in decoders}
+        ours = {name: decode(decoder, prompts, MAX_NEW_TOKENS, together[name]) for name, decoder in decoders.items()}
         warm_ours = {
-            drafting: decode(Decoder(target, cases[warm].drafter, shape, Sampling(WARM)), prompts, MAX_NEW_TOKENS)
+            drafting: decode(
+                Decoder(target, cases[warm].drafter, shape, Sampling(WARM)), prompts, MAX_NEW_TOKENS, BATCH
+            )
             for drafting, shape in shapes.items()
             if warm
         }

@@ -10,6 +10,7 @@ import specdraft.threads  # noqa: F401  # first of all
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from comparison import decode, differences, rate_difference, table
@@ -21,6 +22,8 @@ from specdraft.decoding.sampling import Sampling
 from specdraft.decoding.served import SERVED, SHAPING, served
 from specdraft.decoding.shapes import StaticTree
 from specdraft.errors import exit_on_user_error
+from specdraft.export.engine import GREEDY, SAMPLED
+from specdraft.export.vllm import VLLM
 from specdraft.targets import Target
 from specdraft.targets.loading import location
 
@@ -49,7 +52,7 @@ def main() -> None:
     """Train, export, decode on both sides, compare, and say so."""
     head = OneHead.of(__doc__)
     engine, k = head.engine, head.num_draft_tokens
-    runs = [{"name": "drafted", "flags": head.flags}]
+    runs = {drafting: flags for drafting in (GREEDY, SAMPLED) if (flags := head.flags(drafting))}
     failed = []
     for name in [*PENALTIES, *PUBLISHED]:
         place = str(published(head.target, name, engine.work)) if name in PUBLISHED else head.target
@@ -57,20 +60,24 @@ def main() -> None:
         prompts = held_out_prompts(target, head.prompts, k)
         sampling = served(target) if name in PUBLISHED else PENALTIES[name]
         asked = {each: getattr(sampling, each) for each in ("temperature", *SHAPING)}
-        theirs = engine.answers(target, prompts, runs, sampling=SERVED if name in PUBLISHED else asked)
-        decoder = Decoder(target, head.drafter, StaticTree.chain(k, sampled=False), sampling)
-        ours = decode(decoder, prompts, MAX_NEW_TOKENS)
-        print(f"\n== {name}: {sampling} ==")
-        if sampling.greedy:
-            print(table(ours, theirs["plain"], theirs["drafted"]))
-            found = differences(ours, theirs["plain"], theirs["drafted"], LEAST_ACCEPTANCE_LENGTH)
-        else:
-            gap, (low, high) = rate_difference(ours, theirs["drafted"])
-            both = f"{ours.acceptance_length:.3f} by our decoder, {theirs['drafted'].acceptance_length:.3f} by vLLM"
-            print(said := f"acceptance length {both}; difference {gap:+.3f} [{low:+.3f}, {high:+.3f}] (99.9 %)")
-            found = [] if low <= 0 <= high else [said]
-        print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal")
-        failed += found
+        ways = runs if not sampling.greedy else {GREEDY: runs[GREEDY]}
+        asked_of_vllm = [{"name": drafting, "flags": flags} for drafting, flags in ways.items()]
+        theirs = engine.answers(target, prompts, asked_of_vllm, sampling=SERVED if name in PUBLISHED else asked)
+        for drafting in ways:
+            shape = StaticTree.chain(k, sampled=drafting == SAMPLED)
+            decoder = Decoder(target, head.drafter, shape, replace(sampling, truncates_drafts=VLLM.truncates_drafts))
+            ours, vllms = decode(decoder, prompts, MAX_NEW_TOKENS), theirs[drafting]
+            print(f"\n== {name}: {sampling}; {drafting} drafts ==")
+            if sampling.greedy:
+                print(table(ours, theirs["plain"], vllms))
+                found = differences(ours, theirs["plain"], vllms, LEAST_ACCEPTANCE_LENGTH)
+            else:
+                gap, (low, high) = rate_difference(ours, vllms)
+                both = f"{ours.acceptance_length:.3f} by our decoder, {vllms.acceptance_length:.3f} by vLLM"
+                print(said := f"acceptance length {both}; difference {gap:+.3f} [{low:+.3f}, {high:+.3f}] (99.9 %)")
+                found = [] if low <= 0 <= high else [said]
+            print("\n".join(f"DIFFERENT: {line}" for line in found) if found else "equal")
+            failed += found
     sys.exit(1 if failed else 0)
 
 

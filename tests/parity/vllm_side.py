@@ -1,8 +1,8 @@
 """The engine's half of the parity check. Runs in an environment of its own, which holds vLLM and not specdraft; what
 vLLM loads of specdraft by name it finds on PYTHONPATH.
 
-``python -P tests/parity/vllm_side.py request.json answer.json``: decodes the request's prompts without drafting, then
-with each of its runs (a speculative configuration, perhaps a sampling of its own), and writes all as the fields of
+``python -P tests/parity/vllm_side.py request.json answer.json``: decodes the request's prompts in each of its runs (a
+speculative configuration or none, perhaps a sampling of its own), and writes all as the fields of
 ``tests.parity.comparison.Run``.
 """
 
@@ -139,11 +139,9 @@ def decode(name: str, request: dict[str, Any], run: dict[str, Any]) -> dict[str,
 
 
 def main() -> None:
-    """Read the request, decode without and with every drafter, write the answers."""
+    """Read the request, decode in every run, write the answers."""
     request = json.loads(Path(sys.argv[1]).read_text())
-    answer = {"plain": decode("alone", request, {})}
-    for run in request["runs"]:
-        answer[run["name"]] = decode(run["name"], request, run)
+    answer = {run["name"]: decode(run["name"], request, run) for run in request["runs"]}
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

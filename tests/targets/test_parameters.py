@@ -1,5 +1,7 @@
 """Parameters of a target, and those that a token passes through."""
 
+import pytest
+
 from specdraft.onednn import pack
 from specdraft.targets.parameters import target_sizes
 from specdraft.training.planning import meta_target
@@ -26,6 +28,7 @@ def test_mixture_counts_chosen_experts_only():
     assert sizes.active == sizes.total - experts * 6 // 8 - 100 * 32
 
 
+@pytest.mark.usefixtures("small_layers_packed_too")
 def test_packing_a_target_changes_none_of_its_arithmetic():
     for tied in (True, False):
         model = tiny_llama(tie_word_embeddings=tied)

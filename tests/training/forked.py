@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_only
+
 from specdraft.errors import exit_on_user_error
 
 _SERVER = multiprocessing.get_context("forkserver")
@@ -62,6 +64,11 @@ class Ranks:
         assert status is not None, f"rank {rank} did not end within {seconds} s: {self.said(rank)}"
         return status
 
+    def stop(self) -> None:
+        """Kill those that still run."""
+        for process in self.processes:
+            process.kill()
+
     def said(self, rank: int = 0) -> str:
         """What a rank has printed up to now."""
         return self.logs[rank].read_text(errors="replace") if self.logs[rank].exists() else ""
@@ -72,4 +79,5 @@ def _run(log: Path, environment: dict[str, str], work: Callable[..., Any], argum
     os.dup2(place, sys.stdout.fileno())
     os.dup2(place, sys.stderr.fileno())
     os.environ |= environment
+    rank_zero_only.rank = int(environment["RANK"])  # Lightning reads it as it is imported
     exit_on_user_error(work)(*arguments)

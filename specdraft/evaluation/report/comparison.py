@@ -9,7 +9,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from specdraft.errors import UserError
-from specdraft.evaluation.recorded import sampling_of
+from specdraft.evaluation.recorded import in_words, sampling_of
 from specdraft.evaluation.report.pages import html
 from specdraft.files import write_text
 
@@ -69,7 +69,7 @@ def gather(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:
     if name == "sampling":
-        return [str(sampling_of(settings, temperature)) for temperature in settings["temperatures"]]
+        return [in_words(sampling_of(settings, temperature)) for temperature in settings["temperatures"]]
     return settings.get(name, _BEFORE.get(name))
 
 

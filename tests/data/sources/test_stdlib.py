@@ -1,3 +1,4 @@
+import ast
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,55 @@ def test_signature_and_docstring_ask_and_the_body_answers(library: Path) -> None
     assert function.response == f"    total = left + right\n    return total + {n}"
     assert method.category == "method"
     assert prompt(method).startswith(f"def count_{n}(self, step):")
+
+
+EVERYWHERE = """
+def outer():
+    'One.'
+    if yes:
+        def inner():
+            'Two.'
+            a = 1
+            return a
+    else:
+        with open() as file:
+            def other():
+                'Three.'
+                a = lambda: 1
+                return a
+    try:
+        pass
+    except Exception:
+        async def handled():
+            'Four.'
+            a = 1
+            return a
+    else:
+        def fine():
+            'Five.'
+            a = 1
+            return a
+    finally:
+        def last():
+            'Six.'
+            a = 1
+            return a
+    return 1
+
+
+class Case:
+    match x:
+        case 1:
+            def matched(self):
+                'Seven.'
+                a = 1
+                return a
+"""
+
+
+def test_functions_are_found_wherever_a_statement_may_stand_outermost_first():
+    walked = [node.name for node in ast.walk(ast.parse(EVERYWHERE)) if hasattr(node, "args") and hasattr(node, "name")]
+    assert [function.name for function in functions(EVERYWHERE, "a.py")] == walked and len(walked) == 7
 
 
 def test_splits_share_no_file_and_no_prompt(library: Path, tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ import pytest
 
 from specdraft.data.bucket import Bucket
 
-DATA = ["target=tiny", "data.limit=64", "data.validation_limit=16", "data.max_new_tokens=32", "data.batch_size=1"]
+REPOSITORY = Path(__file__).parents[3]
+DATA = ["target=tiny", "data.limit=36", "data.validation_limit=8", "data.max_new_tokens=16", "data.batch_size=1"]
+DATA += ["imports=[tests.data.store.short_lease]"]
 
 
 def start(command: list[str], cache: Path) -> "subprocess.Popen[str]":
     """A process of a machine whose disk is ``cache``."""
-    environment = {**os.environ, "SPECDRAFT_CACHE": str(cache)}
+    environment = {**os.environ, "SPECDRAFT_CACHE": str(cache), "PYTHONPATH": str(REPOSITORY)}
     return subprocess.Popen(
         [sys.executable, "-m", "specdraft", *command],
         env=environment,
@@ -26,7 +28,7 @@ def start(command: list[str], cache: Path) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.slow  # what a dead process has claimed is free after a minute
+@pytest.mark.slow
 def test_a_store_of_two_machines_equals_that_of_one(bucket_url, tmp_path):
     shared, settings = Bucket(f"{bucket_url}/states"), [*DATA, "dtype=bfloat16", "shard_mb=1"]
     through = [f"data.store={shared}", f"data.share={bucket_url}/answers"]
@@ -49,7 +51,7 @@ def test_a_store_of_two_machines_equals_that_of_one(bucket_url, tmp_path):
     assert not [name for name in shared._files.ls(shared._root) if name.endswith(".claim")]
 
     run = tmp_path / "run"
-    options = ["trainer.max_steps=20", "live.every_n_steps=0", "evaluate=false", "export=null", f"hydra.run.dir={run}"]
+    options = ["trainer.max_steps=4", "live.every_n_steps=0", "evaluate=false", "export=null", f"hydra.run.dir={run}"]
     trained = start(["train", *DATA, f"data.store={shared}", *options], tmp_path / "fourth")
     said = trained.communicate(timeout=600)[0]
     assert trained.returncode == 0, said
