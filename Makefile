@@ -96,9 +96,8 @@ export: $(INSTALLED) $(WITH_SMOLLM2) ## write an engine's format: ARGS="engine=v
 test: lint ## style, types and tests, a process per core; ARGS goes to pytest
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# A process more than there are cores: ranks wait for each other.
 test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, the notebooks, memory beside the plan
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses $$(($$(nproc 2>/dev/null || echo 2) + 1)) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Triton comes with CUDA builds of torch; its interpreter runs kernels anywhere, apart from the environment's own packages.
 TRITON := build/triton-3.9.0
