@@ -65,6 +65,10 @@ class Sampling:
         """Whether tokens are left out."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1)
 
+    def drafting(self, *, truncates: bool) -> "Sampling":
+        """With sampled drafts that leave out what it does, or do not; where it leaves out nothing they are the same."""
+        return replace(self, truncates_drafts=truncates or not self.truncated)
+
     @property
     def of_drafts(self) -> "Sampling":
         """How the drafter's own distributions are sampled."""

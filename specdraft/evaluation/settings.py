@@ -166,10 +166,8 @@ class EvaluationSettings:
     def sampling(self, temperature: float) -> Sampling:
         """The sampling settings at one of the temperatures."""
         grammar = None if self.grammar is None else Grammar.of(self.grammar, self.mask_drafts)
-        sampling = self._shaped(temperature)
-        return replace(
-            sampling, grammar=grammar, truncates_drafts=not sampling.truncated or self.truncate_drafts is not False
-        )
+        sampling = replace(self._shaped(temperature), grammar=grammar)
+        return sampling.drafting(truncates=self.truncate_drafts is not False)
 
     def as_served(self, temperature: float) -> bool:
         """Whether that is how the target is served, with nothing else in place of what it is published with."""

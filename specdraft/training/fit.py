@@ -70,6 +70,9 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     log_identity(loggers, redact(settings), about, target, data)
 
     callbacks = build_callbacks(config.callbacks)
+    for each in callbacks:
+        if isinstance(each, LiveAcceptance):
+            each.truncates_drafts = run.evaluation.drawn_as(run.engine).truncate_drafts is not False
     trainer = build(config.trainer, _partial_=True)(
         strategy=build(config.strategy),
         precision=_precision(config),

@@ -43,9 +43,15 @@ def outcome(check: str, *changes: tuple[str, str], **options) -> Outcome:
     return run_check(check, subject(*changes, **options))
 
 
+@functools.cache
+def sound(check: str, **options) -> Outcome:
+    """Of the drafter as it stands on the page."""
+    return outcome(check, **options)
+
+
 def failure(check: str, *changes: tuple[str, str], **options) -> str:
     """What it says of one that must not pass, while it passes the drafter as it stands on the page."""
-    assert outcome(check, **{k: v for k, v in options.items() if k == "samples"}).level is Level.PASSED
+    assert sound(check, **{k: v for k, v in options.items() if k == "samples"}).level is Level.PASSED
     found = outcome(check, *changes, **options)
     assert found.level is Level.FAILED, found
     return found.sentence

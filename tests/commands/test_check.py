@@ -58,7 +58,7 @@ def test_failures_set_the_exit_status_and_the_other_checks_go_on(check, outside)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_every_family_of_our_own_holds_all(check, model):
-    status, out, err = check(f"model={model}", "samples=1000")
+    status, out, err = check(f"model={model}", "samples=500")
     assert status == 0 and "FAILED" not in out, out + err
 
 

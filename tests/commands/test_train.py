@@ -524,3 +524,11 @@ def test_nan_loss_is_one_sentence(train, arguments, tmp_path):
     status, _, err = train(*arguments, "model.optimizer.learning_rate=1e30")
     assert status == 2
     assert "error: the training loss is " in err and "at step" in err
+
+
+def test_live_drafts_are_drawn_as_the_engine_draws_them(train, arguments, tmp_path):
+    status, said, error = train(*arguments, "decoding.temperature=1", "decoding.top_k=4", "evaluate=false")
+    assert status == 0, said + error
+    state = torch.load(tmp_path / "family" / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    (measures,) = (each["measures"] for each in state["callbacks"].values() if "measures" in each)
+    assert measures["top_k"] == 4 and measures["truncates_drafts"] is False  # the run exports for vLLM

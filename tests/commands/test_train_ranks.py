@@ -1,5 +1,5 @@
 """train.py on two ranks, every strategy with every family, and ranks that get stuck. A person starts it once, and
-Lightning the other ranks; torchrun starts it once a rank, which here costs no imports (``forked.py``)."""
+Lightning the other rank; torchrun starts it once a rank, which here costs no imports (``forked.py``)."""
 
 import csv
 import json
@@ -100,14 +100,27 @@ def finite(run: Path) -> dict[str, list[float]]:
     return curves
 
 
+def command(*overrides: str) -> None:
+    """train.py with these arguments, as it is in a process that has imported what it needs."""
+    sys.argv = [str(cli.REPOSITORY / "train.py"), *overrides]
+    train.main()
+
+
+def forked(run: Path, *overrides: str) -> None:
+    """train.py to its end in ``run``, on two ranks of which each is started for itself."""
+    ranks = Ranks(run.with_name(f"{run.name}-logs"), 2, command, *TWO_RANKS, *overrides, f"hydra.run.dir={run}")
+    try:
+        ended = [ranks.end(rank, LIMIT) for rank in (1, 0)]
+    finally:
+        ranks.stop()
+    assert ended == [0, 0], ranks.said(0)[-3000:] + ranks.said(1)[-3000:]
+
+
 @pytest.mark.parametrize("family", STRATEGIES)
 def test_every_strategy_trains_to_the_end(family, tmp_path):
-    def started(strategy):
-        return start(f"model={family}", f"strategy={strategy}", *DATA, *QUICK, f"hydra.run.dir={tmp_path / strategy}")
-
     curves = {}
-    for strategy, (status, said) in ends({each: started(each) for each in STRATEGIES[family]}).items():
-        assert status == 0, said[-3000:]
+    for strategy in STRATEGIES[family]:
+        forked(tmp_path / strategy, f"model={family}", f"strategy={strategy}", *DATA, *QUICK)
         curves[strategy] = finite(tmp_path / strategy)
     first = curves[STRATEGIES[family][0]]
     for strategy, curve in curves.items():  # they compute the same
@@ -115,28 +128,17 @@ def test_every_strategy_trains_to_the_end(family, tmp_path):
             assert values == pytest.approx(first[name], rel=2e-3), (strategy, name)
 
 
-def command(*overrides: str) -> None:
-    """train.py with these arguments, as it is in a process that has imported what it needs."""
-    sys.argv = [str(cli.REPOSITORY / "train.py"), *overrides]
-    train.main()
-
-
 @pytest.mark.parametrize("family", ZERO3)
 def test_zero3_trains_every_family_to_the_end(family, tmp_path):
     """On the default data, whose batches are unequal: ranks that called other modules would wait for ever."""
     model = MODELS.get(family, (f"model={family}",))
-    run = tmp_path / "run"
-    overrides = (*TWO_RANKS, *model, "strategy=deepspeed_zero3", *DATA, *QUICK, f"hydra.run.dir={run}")
-    ranks = Ranks(tmp_path / "logs", 2, command, *overrides)
-    try:
-        ended = [ranks.end(rank, LIMIT) for rank in (1, 0)]
-    finally:
-        ranks.stop()
-    assert ended == [0, 0], ranks.said(0)[-3000:] + ranks.said(1)[-3000:]
-    finite(run)
+    forked(tmp_path / "run", *model, "strategy=deepspeed_zero3", *DATA, *QUICK)
+    finite(tmp_path / "run")
 
 
 def test_layers_that_learn_by_onednn_learn_alike_where_their_weights_are_sharded(tmp_path):
+    """Each is started as a person starts it, once, and Lightning starts the other rank."""
+
     def started(strategy):
         mine = (
             "imports=[tests.training.learned_products]",

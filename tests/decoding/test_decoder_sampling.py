@@ -200,8 +200,8 @@ def test_whole_texts_with_another_tokenizer(target, shape, batch_size):
 def test_whole_texts_with_drafts_as_text(target, tmp_path):
     read = Target.from_model(target.model, characters_alone("abcdef"))
     drafter = Slem(save_prose_model(tmp_path, characters_alone("fedcbaghijklmnopqrstu"), **SHARP))
-    assert texts_fit(read, drafter, Sampling(1.2, top_p=0.95), batch_size=5) > REJECTED
-    assert texts_fit(read, drafter, Sampling(1.0), p_a_row_late) < REJECTED / 100
+    assert texts_fit(read, drafter, Sampling(1.2, top_p=0.95), batch_size=5, count=12) > REJECTED
+    assert texts_fit(read, drafter, Sampling(1.0), p_a_row_late, count=12) < REJECTED / 100
 
 
 def q_of_the_next_token(trees, p, uniform):

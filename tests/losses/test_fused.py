@@ -25,7 +25,7 @@ C, V, VD, BLOCK = 6, 75, 37, 16  # no multiples of a block
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the others run in this process")
 def test_the_kernel_in_tritons_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--numprocesses", "auto", __file__]
     run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert run.returncode == 0 and "passed" in run.stdout, run.stdout + run.stderr
 

@@ -17,7 +17,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from specdraft.errors import exit_on_user_error
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.training.faults_worker"])
+_MODULES = ["tests.training.faults_worker", "specdraft.training.fit", "specdraft.training.preflight"]
+_MODULES += ["deepspeed.runtime.zero.muon.muon_optimizer"]  # which brings a compiler that nothing here asks for
+_SERVER.set_forkserver_preload(_MODULES)
 
 
 class Ranks:

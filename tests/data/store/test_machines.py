@@ -1,5 +1,6 @@
 """Two processes that share nothing but a bucket, by the real command; one is killed."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from specdraft.data.bucket import Bucket
 
 REPOSITORY = Path(__file__).parents[3]
 DATA = ["target=tiny", "data.limit=36", "data.validation_limit=8", "data.max_new_tokens=16", "data.batch_size=1"]
+DATA += [f"+data.source.root={Path(logging.__file__).parent}"]  # of which four machines soon know the functions
 DATA += ["imports=[tests.data.store.short_lease]"]
 
 

@@ -89,6 +89,16 @@ def test_it_decodes_as_the_target_is_served(make_run, tmp_path, target, monkeypa
     assert measured["repetition_penalty"] == 1.05 and "presence_penalty" not in measured
 
 
+@pytest.mark.parametrize("truncates", [True, False])
+def test_sampled_drafts_are_drawn_as_the_engine_draws_them(make_run, tmp_path, truncates):
+    live = LiveAcceptance([[5, 6, 7]], tmp_path / "drafter", sampling=Sampling(1.0, top_k=4))
+    live.truncates_drafts = truncates
+    trainer, module, _, _, _ = make_run()
+    live.setup(trainer, module, "fit")
+    assert live.sampling == Sampling(1.0, top_k=4, truncates_drafts=truncates)
+    assert live.state_dict()["measures"].get("truncates_drafts", True) is truncates
+
+
 def test_a_tuned_target_decodes_and_its_distance_is_logged(make_run, target):
     trainer, module, data, live, _ = make_run(max_steps=4)
     module.drafter = trained(target)
