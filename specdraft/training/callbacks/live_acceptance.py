@@ -103,7 +103,7 @@ class LiveAcceptance(Callback):
         self.sampling = sampling if isinstance(sampling, Sampling) else Sampling()
         self._sampling_of = None if isinstance(sampling, Sampling) else sampling
         self.max_new_tokens = max_new_tokens
-        self.truncates_drafts = True  # False: sampled drafts are drawn as by an engine that has the temperature alone
+        self.truncates_drafts: bool | None = None  # of the engine; None: as ``sampling`` says
         self.best: float | None = None
         self.best_step = 0
         self.measured_step: int | None = None
@@ -116,7 +116,8 @@ class LiveAcceptance(Callback):
         """Take the prompts from the data. Raises UserError where none leaves room for an answer, and as ``served``."""
         if self._sampling_of is not None:
             self.sampling = self._sampling_of(cast(DrafterModule, pl_module).target)
-        self.sampling = self.sampling.drafting(truncates=self.truncates_drafts)
+        if self.truncates_drafts is not None:
+            self.sampling = self.sampling.drafting(truncates=self.truncates_drafts)
         self._stop = find_callback(trainer, StopSignal) or self._stop
         if self.num_prompts is not None:
             data: DataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's data connector

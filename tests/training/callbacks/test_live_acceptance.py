@@ -89,10 +89,14 @@ def test_it_decodes_as_the_target_is_served(make_run, tmp_path, target, monkeypa
     assert measured["repetition_penalty"] == 1.05 and "presence_penalty" not in measured
 
 
-@pytest.mark.parametrize("truncates", [True, False])
-def test_sampled_drafts_are_drawn_as_the_engine_draws_them(make_run, tmp_path, truncates):
-    live = LiveAcceptance([[5, 6, 7]], tmp_path / "drafter", sampling=Sampling(1.0, top_k=4))
-    live.truncates_drafts = truncates
+@pytest.mark.parametrize(
+    ("said", "engine", "truncates"),
+    [(True, True, True), (True, False, False), (True, None, True), (False, None, False)],
+)
+def test_sampled_drafts_are_drawn_as_the_engine_draws_them(make_run, tmp_path, said, engine, truncates):
+    sampling = Sampling(1.0, top_k=4, truncates_drafts=said)
+    live = LiveAcceptance([[5, 6, 7]], tmp_path / "drafter", sampling=sampling)
+    live.truncates_drafts = engine
     trainer, module, _, _, _ = make_run()
     live.setup(trainer, module, "fit")
     assert live.sampling == Sampling(1.0, top_k=4, truncates_drafts=truncates)
