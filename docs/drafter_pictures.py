@@ -27,16 +27,20 @@ def draft_model() -> Picture:
     return p
 
 
+def _head(p: Picture, number: int, x: int, parts: str) -> None:
+    """One of several heads on the target's last state, and the token that it drafts."""
+    p.box(x, 106, 120, 44, f"head {number + 1}\n{parts}", "trained")
+    p.arrow((192, 72), (230, 72), (230, 178), (x + 60, 178), (x + 60, 153))
+    p.arrow((x + 60, 104), (x + 60, 74))
+    p.text(x + 60, 62, f"token t+{number + 2}", "middle")
+
+
 def medusa() -> Picture:
     """Independent heads on one state."""
     p = Picture(720, 240, "Medusa: independent heads on the target's last hidden state")
     _target(p, 40, 160, ("layer 1", "layers 2 … L-1", "layer L", "final norm"))
     for number in range(3):
-        x = 300 + 140 * number
-        p.box(x, 106, 120, 44, f"head {number + 1}\nresidual, LM", "trained")
-        p.arrow((192, 72), (230, 72), (230, 178), (x + 60, 178), (x + 60, 153))
-        p.arrow((x + 60, 104), (x + 60, 74))
-        p.text(x + 60, 62, f"token t+{number + 2}", "middle")
+        _head(p, number, 300 + 140 * number, "residual, LM")
     p.text(240, 212, "one hidden state, all tokens at once: no head sees what another drafted")
     return p
 
@@ -47,10 +51,7 @@ def hydra() -> Picture:
     _target(p, 40, 160, ("layer 1", "layers 2 … L-1", "layer L", "final norm"))
     for number in range(3):
         x = 300 + 140 * number
-        p.box(x, 106, 120, 44, f"head {number + 1}\nMLP, LM", "trained")
-        p.arrow((192, 72), (230, 72), (230, 178), (x + 60, 178), (x + 60, 153))
-        p.arrow((x + 60, 104), (x + 60, 74))
-        p.text(x + 60, 62, f"token t+{number + 2}", "middle")
+        _head(p, number, x, "MLP, LM")
         if number:
             p.arrow((x - 40, 68), (x - 14, 82), (x + 10, 104))
     p.text(240, 212, "the drafted token's embedding joins the input of every later head")

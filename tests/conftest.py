@@ -34,7 +34,7 @@ def configurations_read_once():
 
     def loaded(source, config_path):
         key = (source.path, config_path)
-        if source.path != f"file://{CONF}":  # a test's own, which it may write again
+        if source.path != str(CONF):  # a test's own, which it may write again
             return load(source, config_path)
         if key not in known:
             known[key] = load(source, config_path)

@@ -70,9 +70,6 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     log_identity(loggers, redact(settings), about, target, data)
 
     callbacks = build_callbacks(config.callbacks)
-    for each in callbacks:
-        if isinstance(each, LiveAcceptance):
-            each.truncates_drafts = run.evaluation.drawn_as(run.engine).truncate_drafts is not False
     trainer = build(config.trainer, _partial_=True)(
         strategy=build(config.strategy),
         precision=_precision(config),
@@ -81,6 +78,8 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
         enable_progress_bar=any(isinstance(each, TQDMProgressBar) for each in callbacks),
         default_root_dir=run.directory,
     )
+    if (live := find_callback(trainer, LiveAcceptance)) is not None:
+        live.truncates_drafts = run.evaluation.drawn_as(run.engine).truncate_drafts is not False
     if run.resume is not None:
         copy_best_from_resumed(run.resume, run.directory)
     gpus = uses_gpus(config.trainer.accelerator)
