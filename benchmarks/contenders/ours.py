@@ -64,7 +64,7 @@ def build(problem: Problem, sampled: bool = False) -> Contender:
         with learning(drafter):
             return drafter.training_loss(batch, features, target, _totals(problem)).loss
 
-    return Contender(loss, drafter.parameters())
+    return Contender(loss, drafter.parameters(), fused=True)
 
 
 def _drafter(problem: Problem, sampled: bool) -> Eagle3 | DFlash:

@@ -139,13 +139,16 @@ def make_problem(shape: Shape, seed: int = 0) -> Problem:
 
 
 class Contender:
-    """A training step under measurement: a loss of a problem, backward, AdamW."""
+    """A training step under measurement: a loss of a problem, backward, AdamW, whose update is ``fused`` where the
+    trainer of the same project fuses it."""
 
-    def __init__(self, loss: Callable[[Problem], Tensor], parameters: Iterable[Tensor]) -> None:
+    def __init__(
+        self, loss: Callable[[Problem], Tensor], parameters: Iterable[Tensor], fused: bool | None = None
+    ) -> None:
         self.loss = loss
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.initial = [parameter.detach().clone() for parameter in self.parameters]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, weight_decay=0.0, fused=fused)
 
     def step(self, problem: Problem) -> float:
         """One optimizer step; returns the loss before it. Gradients are freed first, as trainers do."""

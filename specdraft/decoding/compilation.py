@@ -4,6 +4,7 @@ A pass of few tokens is hundreds of short operations, and launching them takes l
 on a CPU about half of the time. Compiled they are one call, on CUDA a graph that is replayed."""
 
 import copy
+import inspect
 import threading
 import time
 import warnings
@@ -64,9 +65,17 @@ class Compilable:
     of a pass, and each new graph, is computed both ways once; where that fails or differs, the function stays eager,
     with one warning."""
 
-    def __init__(self, function: Callable[..., Any], what: str, prepare: Callable[[], object] = lambda: None) -> None:
-        """``what`` is named in the warning; ``prepare`` is called once before anything is compiled."""
-        self.function, self.what, self.prepare = function, what, prepare
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        what: str,
+        prepare: Callable[[], object] = lambda: None,
+        frozen: bool = False,
+    ) -> None:
+        """``what`` is named in the warning; ``prepare`` is called once before anything is compiled. ``frozen``: the
+        modules that the function calls stay what they are, values of weights aside. A call then does not ask each of
+        them, which takes a tenth of a small target's step."""
+        self.function, self.what, self.prepare, self.frozen = function, what, prepare, frozen
         self._compiled: Callable[..., Any] | None = None
         self._checked: set[int] = set()
         self._amiss = False
@@ -81,7 +90,7 @@ class Compilable:
         try:
             if self._compiled is None:
                 self.prepare()
-                self._compiled = _compile(self.function, tensors[0].device)
+                self._compiled = _compile(self.function, tensors[0].device, self.frozen)
             for each in tensors:  # a graph for every width: one for all would be slow
                 if each.ndim > 1 and each.shape[1] == width:
                     torch._dynamo.mark_static(each, 1)
@@ -100,15 +109,24 @@ class Compilable:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Compilable":
         # The copies' functions are methods of copies.
-        return Compilable(copy.deepcopy(self.function, memo), self.what, copy.deepcopy(self.prepare, memo))
+        function, prepare = copy.deepcopy(self.function, memo), copy.deepcopy(self.prepare, memo)
+        return Compilable(function, self.what, prepare, self.frozen)
 
 
-def _compile(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any], device: torch.device, frozen: bool) -> Callable[..., Any]:
     torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
-    if device.type == "cuda":
-        return torch.compile(function, fullgraph=True, mode="reduce-overhead", backend=BACKEND)  # CUDA graphs
-    # For texts of all lengths at once: to find out by the second one compiles twice.
-    return torch.compile(function, fullgraph=True, dynamic=True, backend=BACKEND)
+    on_cuda = device.type == "cuda"
+    options: dict[str, Any] = {}
+    if BACKEND == "inductor":
+        # CUDA graphs, or calls between operations that do not go through Python.
+        options["triton.cudagraphs" if on_cuda else "cpp_wrapper"] = True
+    apart: dict[str, Any] = {}
+    if frozen and "isolate_recompiles" in inspect.signature(torch.compile).parameters:  # from torch 2.13 on
+        options["guard_filter_fn"] = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+        apart["isolate_recompiles"] = True  # or one model's graph would be taken for another's
+    # Texts of all lengths at once on a CPU: to find out by the second one compiles twice.
+    dynamic = None if on_cuda else True
+    return torch.compile(function, fullgraph=True, dynamic=dynamic, backend=BACKEND, options=options or None, **apart)
 
 
 def _graphs() -> int:

@@ -1,16 +1,17 @@
 """The frozen target: a ``LanguageModel`` that nobody trains, with its tokenizer and its identity."""
 
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdraft.allocation import keep_freed_memory
+from specdraft.decoding.compilation import Compilable
 from specdraft.errors import UserError, check_switch
 from specdraft.onednn import PackedLinear, pack, unpack
 from specdraft.targets import loading
@@ -78,8 +79,8 @@ class Target(LanguageModel):
         check_switch("target.packed", packed)
         check_switch("target.trust_remote_code", trust_remote_code)
         options = checked_options(chat_template_options)
-        load = partial(loading.load, name, revision, dtype, attn_implementation, trust_remote_code)
-        load = partial(load, chat_template_options=options)
+        load = functools.partial(loading.load, name, revision, dtype, attn_implementation, trust_remote_code)
+        load = functools.partial(load, chat_template_options=options)
         recorded = loading.recorded_name(name)
         if placement == "zero3":
             loaded = loading.checkpoint_dtype(name, revision, dtype, trust_remote_code)
@@ -111,12 +112,17 @@ class Target(LanguageModel):
         """Whether the weights are packed for decoding on a CPU."""
         return any(isinstance(module, PackedLinear) for module in self.model.modules())
 
+    @functools.cached_property
+    def _compilable(self) -> Compilable:
+        return Compilable(self._forward, self.architecture, self._hidden_states, frozen=True)
+
     @torch.no_grad()
     def pack(self) -> None:
         """Pack the weights for decoding on a CPU (``onednn.py``), unless the model then says something else."""
         ids = torch.arange(1, 9, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=ids, use_cache=False).logits.float()
         pack(self.model)
+        self.__dict__.pop("_compilable", None)  # which takes the layers for those that it was compiled with
         try:
             found = self.model(input_ids=ids, use_cache=False).logits.float()
             difference = (found - expected).abs().max().item()

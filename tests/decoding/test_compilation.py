@@ -183,6 +183,51 @@ def test_a_copy_calls_the_copys_method():
     assert one.function(1, torch.ones(()))[0] == 2.0 and other.function(1, torch.ones(()))[0] == 5.0
 
 
+class Choice(torch.nn.Module):
+    """A module that has two graphs."""
+
+    def __init__(self, doubles: bool) -> None:
+        super().__init__()
+        self.doubles, self.layer = doubles, torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.layer(x) * 2 if self.doubles else self.layer(x),)
+
+
+@pytest.mark.parametrize(("frozen", "graphs_made"), [(True, 1), (False, 2)])
+def test_modules_that_stay_what_they_are_are_not_asked(graphs, frozen, graphs_made):
+    module, x = Choice(True), torch.ones(1, 2)
+    compilable = Compilable(module.forward, "it", frozen=frozen)
+    with torch.no_grad(), compiling(True):
+        compilable(1, x)
+        module.doubles = False
+        compilable(1, x)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs_made
+        module.layer.weight.zero_()  # the values of weights are read with every call
+        module.layer.bias.zero_()
+        assert not compilable(1, x)[0].any()
+
+
+def test_graphs_of_two_modules_are_not_taken_for_each_other(graphs):
+    modules, x = [Choice(True), Choice(False)], torch.ones(1, 2)
+    both = [Compilable(each.forward, "it", frozen=True) for each in modules]
+    with torch.no_grad(), compiling(True):
+        for _ in range(2):
+            for module, compilable in zip(modules, both, strict=True):
+                assert torch.equal(compilable(1, x)[0], module(x)[0])
+
+
+def test_a_target_is_compiled_anew_once_it_is_packed(graphs):
+    target, prompt = Target.from_model(tiny_llama(hidden_size=512, intermediate_size=1024)), random_prompts(1, [5])[0]
+    expected = Decoder(target).generate(prompt, 8).tokens
+    with compiling(True):
+        assert Decoder(target).generate(prompt, 8).tokens == expected
+        target.pack()
+        assert target.packed
+        assert Decoder(target).generate(prompt, 8).tokens == expected
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafters_passes_are_graphs_and_decode_the_same(graphs, name):
