@@ -3,7 +3,8 @@
 torch's own product of six rows takes three times as long as that of one, so that verifying a draft would cost as much
 as it saves; and on the AMD processor with AVX-512 that was measured its large products take twice as long.
 A small weight is another matter: oneDNN's product of it takes longer to begin than torch's product to end. Which is
-small is told by its size and never by trying: a busy machine would choose otherwise, and round otherwise.
+small is told by its size and never by trying: a busy machine would choose otherwise, and round otherwise. On AMD's
+processors with AVX2 alone compiled passes take torch's product of it and a few rows from the other side.
 
 I / O = input / output features."""
 
@@ -89,6 +90,21 @@ class _Product(torch.autograd.Function):
         return gradient @ plain(ctx.weight), None, None
 
 
+class FewRowsLinear(nn.Linear):
+    """``nn.Linear`` with a small weight that in a compiled pass of a request's 2 to 8 tokens multiplies the weight by
+    them, which torch's library then reads once. Uncompiled the operations around it would cost what that saves."""
+
+    decodes_as_linear = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[..., I]`` -> ``[..., O]``."""
+        alone = input.ndim == 3 and input.shape[0] == 1  # of several requests a graph would ask for the number
+        if not (torch.compiler.is_compiling() and alone and 2 <= input.shape[1] <= 8):
+            return super().forward(input)
+        product = torch.mm(self.weight, input[0].t()).t()[None]
+        return product if self.bias is None else product + self.bias
+
+
 class LearnedLinear(nn.Linear):
     """``nn.Linear`` that learns on a CPU: large products of it, forward and backward, are oneDNN's. It holds what the
     plain layer holds."""
@@ -146,11 +162,24 @@ def is_faster() -> bool:
     """Whether oneDNN's large products in fp32 take less time than torch's: half on AMD's processors with AVX-512, which
     torch's library does not use there (benchmarks/onednn.py); with AVX2 alone they take longer. Told by what the
     processor says of itself and not by trying, as a resumed training must compute as before."""
-    try:
-        processor = Path("/proc/cpuinfo").read_text()
-    except OSError:  # not Linux
-        return False
+    processor = _processor()
     return "AuthenticAMD" in processor and " avx512f" in processor and torch.backends.mkldnn.is_available()
+
+
+@cache
+def reads_few_rows_slowly() -> bool:
+    """Whether torch's product of 2 to 8 rows reads a small weight several times: on AMD's processors with AVX2 alone
+    four rows take up to three times as long as one, and no longer with the weight first (docs/benchmarks.md)."""
+    processor = _processor()
+    return "AuthenticAMD" in processor and " avx2" in processor and " avx512f" not in processor
+
+
+def _processor() -> str:
+    """What it says of itself; nothing where that cannot be read."""
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return ""
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -193,6 +222,8 @@ def pack(module: nn.Module) -> None:
     again."""
     for parent, name in [place[:2] for place in _linear_layers(module)]:
         setattr(parent, name, PackedLinear(getattr(parent, name)))
+    for small in _small_layers(module):
+        small.__class__ = FewRowsLinear
 
 
 def unpack(module: nn.Module) -> None:
@@ -201,19 +232,32 @@ def unpack(module: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
                 setattr(parent, name, child.unpacked())
+            elif isinstance(child, FewRowsLinear):
+                child.__class__ = nn.Linear
 
 
 @contextmanager
 def packed(module: nn.Module) -> Iterator[None]:
     """Inside, the module computes with packed copies of its linear layers, which cost their size again."""
-    layers = list(_linear_layers(module))
+    layers, small = list(_linear_layers(module)), list(_small_layers(module))
     for parent, name, linear in layers:
         setattr(parent, name, PackedLinear(linear))
+    for each in small:
+        each.__class__ = FewRowsLinear
     try:
         yield
     finally:
         for parent, name, linear in layers:
             setattr(parent, name, linear)
+        for each in small:
+            each.__class__ = nn.Linear
+
+
+def _small_layers(module: nn.Module) -> list[nn.Linear]:
+    """Plain linear layers that are not worth packing, where a few rows of them are slow."""
+    layers = [each for each in module.modules() if type(each) is nn.Linear] if reads_few_rows_slowly() else []
+    few = [each for each in layers if 0 < each.weight.numel() <= _SMALL]  # ZeRO-3 leaves an empty weight
+    return [each for each in few if each.weight.dtype == torch.float32 and each.weight.device.type == "cpu"]
 
 
 def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

@@ -359,6 +359,47 @@ def test_which_processors_want_it(monkeypatch, name, flags, expected):
 
     monkeypatch.setattr(onednn.Path, "read_text", read)
     assert is_faster.__wrapped__() is expected
+    assert onednn.reads_few_rows_slowly.__wrapped__() is (name == "AuthenticAMD" and not expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("shape", "weight_first"), [((1, 1), 0), ((1, 2), 1), ((1, 8), 1), ((1, 9), 0), ((2, 3), 0)])
+def test_a_few_rows_are_multiplied_from_the_other_side_in_a_graph_alone(bias, shape, weight_first):
+    plain, few = nn.Linear(12, 20, bias), onednn.FewRowsLinear(12, 20, bias)
+    few.load_state_dict(plain.state_dict())
+    given, products = torch.randn(*shape, 12), []
+
+    def backend(graph, _inputs):
+        products.extend(node for node in graph.graph.nodes if node.target is torch.mm)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        assert torch.equal(few(given), plain(given))
+        found = torch.compile(few, backend=backend, fullgraph=True)(given)
+        torch.testing.assert_close(found, plain(given))
+    assert found.shape == (*shape, 20) and len(products) == weight_first
+
+
+def test_small_layers_are_told_of_few_rows_where_they_decode(monkeypatch):
+    def make():
+        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).bfloat16(), nn.Linear(1024, 512), LearnedLinear(8, 8))
+
+    kinds = [onednn.FewRowsLinear, nn.Linear, PackedLinear, LearnedLinear]
+    monkeypatch.setattr(onednn, "_native", lambda weight: weight.dtype == torch.float32)
+    monkeypatch.setattr(onednn, "_SMALL", 64)
+    for slowly in (True, False):
+        monkeypatch.setattr(onednn, "reads_few_rows_slowly", lambda slowly=slowly: slowly)
+        expected = kinds if slowly else [nn.Linear, *kinds[1:]]
+        module = make()
+        before = [type(each) for each in module]
+        with packed(module):
+            assert [type(each) for each in module] == expected
+        assert [type(each) for each in module] == before
+        pack(module)
+        assert [type(each) for each in module] == expected
+        unpack(module)
+        assert [type(each) for each in module] == before
 
 
 @pytest.mark.parametrize("faster", [False, True])

@@ -74,7 +74,7 @@ class Compilable:
     ) -> None:
         """``what`` is named in the warning; ``prepare`` is called once before anything is compiled. ``frozen``: the
         modules that the function calls stay what they are, values of weights aside. A call then does not ask each of
-        them, which takes a tenth of a small target's step."""
+        them, which takes some hundredths of a small target's step."""
         self.function, self.what, self.prepare, self.frozen = function, what, prepare, frozen
         self._compiled: Callable[..., Any] | None = None
         self._checked: set[int] = set()
