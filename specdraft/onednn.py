@@ -232,8 +232,9 @@ def unpack(module: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
                 setattr(parent, name, child.unpacked())
-            elif isinstance(child, FewRowsLinear):
-                child.__class__ = nn.Linear
+    few: list[nn.Linear] = [each for each in module.modules() if isinstance(each, FewRowsLinear)]
+    for small in few:
+        small.__class__ = nn.Linear
 
 
 @contextmanager
