@@ -116,13 +116,17 @@ class Target(LanguageModel):
     def _compilable(self) -> Compilable:
         return Compilable(self._forward, self.architecture, self._hidden_states, frozen=True)
 
+    def _forget_graphs(self) -> None:
+        """They take the layers for those that they were made of, where these lay."""
+        self.__dict__.pop("_compilable", None)
+
     @torch.no_grad()
     def pack(self) -> None:
         """Pack the weights for decoding on a CPU (``onednn.py``), unless the model then says something else."""
         ids = torch.arange(1, 9, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=ids, use_cache=False).logits.float()
         pack(self.model)
-        self.__dict__.pop("_compilable", None)  # which takes the layers for those that it was compiled with
+        self._forget_graphs()
         try:
             found = self.model(input_ids=ids, use_cache=False).logits.float()
             difference = (found - expected).abs().max().item()
@@ -178,6 +182,7 @@ class Target(LanguageModel):
             if torch.device(device).type != "cpu":
                 unpack(self.model)
             self.model.to(device)
+            self._forget_graphs()
         return self
 
     def default_layers(self) -> tuple[int, ...]:

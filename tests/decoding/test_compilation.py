@@ -217,7 +217,7 @@ def test_graphs_of_two_modules_are_not_taken_for_each_other(graphs):
                 assert torch.equal(compilable(1, x)[0], module(x)[0])
 
 
-def test_a_target_is_compiled_anew_once_it_is_packed(graphs):
+def test_a_target_is_compiled_anew_once_it_is_packed_or_moved(graphs):
     target, prompt = Target.from_model(tiny_llama(hidden_size=512, intermediate_size=1024)), random_prompts(1, [5])[0]
     expected = Decoder(target).generate(prompt, 8).tokens
     with compiling(True):
@@ -225,7 +225,9 @@ def test_a_target_is_compiled_anew_once_it_is_packed(graphs):
         target.pack()
         assert target.packed
         assert Decoder(target).generate(prompt, 8).tokens == expected
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+        target.to("cpu")
+        assert Decoder(target).generate(prompt, 8).tokens == expected
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
 
 
 @pytest.mark.slow
