@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from specdraft.decoding.compilation import is_active
 from specdraft.decoding.passes import Pass
 
 _BUCKET = 128  # tokens by which capacities differ
@@ -67,6 +68,9 @@ class _StaticLayer(DynamicLayer):
     def narrow(self, first: int, end: int) -> None:
         """The next passes read requests from ``first`` up to ``end``."""
         self._window = (self.keys[first:end], self.values[first:end]) if self.is_initialized else None
+        if self._window is not None and is_active():  # or a graph would reckon with heads and their size as unknowns
+            for each in self._window:
+                torch._dynamo.mark_static(each, [1, 3])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the new ones ``[B, heads, n, d]``; returns those to attend to, ``[B, heads, S, d]``."""

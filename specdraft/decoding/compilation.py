@@ -91,8 +91,8 @@ class Compilable:
             if self._compiled is None:
                 self.prepare()
                 self._compiled = _compile(self.function, tensors[0].device, self.frozen)
-            for each in tensors:  # a graph for every width: one for all would be slow
-                if each.ndim > 1 and each.shape[1] == width:
+            for each in tensors:  # a CUDA graph has one width; on a CPU a graph of its own would save 3 %
+                if each.is_cuda and each.ndim > 1 and each.shape[1] == width:
                     torch._dynamo.mark_static(each, 1)
             found = self._compiled(*arguments)
             if width in self._checked and _graphs() == graphs:
@@ -115,6 +115,7 @@ class Compilable:
 
 def _compile(function: Callable[..., Any], device: torch.device, frozen: bool) -> Callable[..., Any]:
     torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.specialize_float = True  # all are constants of modules; as unknowns they are traced twice
     on_cuda = device.type == "cuda"
     options: dict[str, Any] = {}
     if BACKEND == "inductor":
@@ -124,7 +125,7 @@ def _compile(function: Callable[..., Any], device: torch.device, frozen: bool) -
     if frozen and "isolate_recompiles" in inspect.signature(torch.compile).parameters:  # from torch 2.13 on
         options["guard_filter_fn"] = torch.compiler.skip_guard_on_all_nn_modules_unsafe
         apart["isolate_recompiles"] = True  # or one model's graph would be taken for another's
-    # Texts of all lengths at once on a CPU: to find out by the second one compiles twice.
+    # Texts of all lengths and passes of all widths at once on a CPU: to find out by the second one compiles twice.
     dynamic = None if on_cuda else True
     return torch.compile(function, fullgraph=True, dynamic=dynamic, backend=BACKEND, options=options or None, **apart)
 
