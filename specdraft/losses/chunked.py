@@ -238,13 +238,15 @@ class _ChunkedDistillation(torch.autograd.Function):
             for step, gradients in zip(steps, grad_hiddens, strict=True)
             for gradient in gradients
         ]
-        ctx.save_for_backward(*rounded, *shared)
+        ctx.gradients = [*rounded, *shared]
         return torch.stack(means).sum()
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = (None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors)
-        return (*[None] * 5, *gradients)
+        if (gradients := ctx.gradients) is None:
+            raise RuntimeError("the gradients of a distillation loss can be asked for once only")
+        ctx.gradients = None  # they are scaled where they are: a projection's is as large as the projection
+        return (*[None] * 5, *(None if gradient is None else gradient.mul_(grad_loss) for gradient in gradients))
 
 
 def _operand_dtype(hidden: Tensor) -> torch.dtype:

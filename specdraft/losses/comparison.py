@@ -14,8 +14,8 @@ from specdraft.losses.divergence import Compared, Distribution, Divergence, Draf
 from specdraft.text import reason
 
 # Elements of draft logits that torch's operations pass over at a time, for each of a processor's threads: with what is
-# made of them they stay in its caches, which is worth a third of their time. Fewer cost more calls than that gains.
-CACHED = 8 * 32_768
+# made of them they stay in its caches. Fewer cost more calls, each of which wakes the threads, than that gains.
+CACHED = 16 * 32_768
 _BLOCK = 128  # logits among which the largest is looked for
 
 

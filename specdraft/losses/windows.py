@@ -19,13 +19,18 @@ SHARE = 16  # of a GPU's free memory fp32 draft logits take one part; the target
 
 
 def window_size(vocabulary: int, device: torch.device) -> int:
-    """Positions of a window whose draft logits have ``vocabulary`` columns, at least 16."""
+    """Positions of a window whose draft logits have ``vocabulary`` columns."""
     if device.type != "cuda":
-        return max(16, ELEMENTS // vocabulary)
+        return fitting(vocabulary, None)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
-    fitting = free // SHARE // (4 * vocabulary)
-    return min(POSITIONS, max(16, fitting - fitting % 16))
+    return fitting(vocabulary, torch.cuda.mem_get_info(device)[0] + unused)
+
+
+def fitting(vocabulary: int, free: float | None) -> int:
+    """The same on a GPU of which so many bytes are ``free``, or (None) on a processor: a multiple of 16, as products of
+    an odd number of rows take up to half as long again."""
+    count = ELEMENTS // vocabulary if free is None else min(POSITIONS, int(free / SHARE / 4 / vocabulary))
+    return max(16, count - count % 16)
 
 
 class Part(NamedTuple):

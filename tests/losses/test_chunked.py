@@ -122,12 +122,48 @@ def test_logits_may_be_the_sum_of_two_projections(rows_per_chunk, frozen):
 
 def test_gradients_equal_finite_differences():
     (weight,), teacher, steps = problem(pruned=True)
+    given = [weight, *(step.hidden for step in steps)]
 
-    def loss(weight, *hiddens):
-        moved = [Step(h, s.positions, s.weight) for h, s in zip(hiddens, steps, strict=True)]
-        return distillation_loss(weight, teacher, moved, size=16)[0]
+    def loss(*moved):
+        of = [replace(step, hidden=hidden) for step, hidden in zip(steps, moved[1:], strict=True)]
+        return distillation_loss(moved[0], teacher, of, size=16)[0]
 
-    assert torch.autograd.gradcheck(loss, (weight, *(step.hidden for step in steps)), fast_mode=True)
+    loss(*given).backward()
+    generator, small = torch.Generator().manual_seed(7), 1e-5
+    for number, tensor in enumerate(given):
+        direction = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        ends = [[*given[:number], tensor + sign * small * direction, *given[number + 1 :]] for sign in (1, -1)]
+        above, below = (loss(*end).item() for end in ends)
+        assert (tensor.grad * direction).sum().item() == pytest.approx((above - below) / (2 * small), rel=1e-7)
+
+
+def test_gradients_are_scaled_where_they_are_and_given_once():
+    (weight,), teacher, steps = problem(pruned=True)
+    value = distillation_loss(weight, teacher, steps)[0]
+    with Made() as made:
+        (3 * value).backward(retain_graph=True)
+    assert not [name for name, elements in made.tensors if elements == weight.numel()]
+    again = weight.grad / 3
+    weight.grad = None
+    distillation_loss(weight, teacher, steps)[0].backward()
+    torch.testing.assert_close(weight.grad, again)
+    with pytest.raises(RuntimeError, match="once only"):
+        value.backward()
+
+
+class Made(TorchDispatchMode):
+    """Notes the operations that make a tensor, and how many elements it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        before = {each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)}
+        if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in before:
+            self.tensors.append((str(func), out.numel()))
+        return out
 
 
 @pytest.mark.parametrize("size", [16, 25])
@@ -152,7 +188,7 @@ def test_a_frozen_weight_gets_no_gradient_and_the_rest_the_same():
     weights, teacher, steps = problem(pruned=True, heads=2)
     weights[1].requires_grad_(False)
     loss, _ = distillation_loss(weights, teacher, steps)
-    assert [tensor is None for tensor in loss.grad_fn.saved_tensors[:2]] == [False, True], "none is computed"
+    assert [tensor is None for tensor in loss.grad_fn.gradients[:2]] == [False, True], "none is computed"
     loss.backward()
     got = gradients(weights, steps)
     assert got[1] is None and expected[1].abs().max() > 0

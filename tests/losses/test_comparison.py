@@ -54,10 +54,10 @@ def test_blocks_fit_into_the_caches_of_all_threads(monkeypatch):
         return Eager(forward_kl, size, vocabulary, torch.float32, device).rows
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert rows(256, 32_768) == 8 and rows(64, CACHED + 1) == 1 and rows(64, CACHED // 2) == 2
+    assert rows(256, 32_768) == 16 and rows(64, CACHED + 1) == 1 and rows(64, CACHED // 2) == 2
     assert rows(64, 1000) == 64, "no more than a chunk has"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert rows(256, 32_768) == 16 and rows(64, CACHED + 1) == 1
+    assert rows(256, 32_768) == 32 and rows(64, CACHED + 1) == 1
     assert rows(64, 1000, torch.device("meta")) == 64, "elsewhere than on a processor a chunk is one block"
 
 

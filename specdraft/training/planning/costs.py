@@ -8,7 +8,7 @@ One multiply-add is 2 FLOPs. A weight costs 2 FLOPs per token forward and 4 back
 from torch import nn
 
 from specdraft.drafters.objective import DraftHead
-from specdraft.losses.windows import ELEMENTS, POSITIONS, SHARE
+from specdraft.losses.windows import POSITIONS, fitting
 from specdraft.targets.parameters import Sizes
 
 
@@ -36,8 +36,7 @@ def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabular
     them, and of the trained projections a gradient, which is there beside that of the step before. On GPUs, of which so
     many bytes are ``free`` (None: a CPU), a chunk is larger, and one kernel leaves it in two bytes an element."""
     gpus, element = free is not None, 4 if free is None else 2
-    fitting = ELEMENTS // draft_vocabulary if free is None else min(POSITIONS, int(free / SHARE / 4 / draft_vocabulary))
-    chunk = min(max(16, fitting), tokens)
+    chunk = min(fitting(draft_vocabulary, free), tokens)
     heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
     projections = {id(head.weight): head.weight.numel() for head in heads if head.weight.requires_grad}
     target = 2 * chunk * vocabulary  # logits; their exponentials, or as they were before a scale and a soft-cap
@@ -55,7 +54,7 @@ def loss_traffic(drafter: nn.Module, tokens: int, sizes: tuple[int, int, int], e
     heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
     widths = {head.in_features: head.weight.requires_grad for head in heads}
     steps = getattr(drafter, "ttt_steps", getattr(drafter, "num_heads", 1))
-    chunks = -(-tokens // (POSITIONS if gpus else max(16, ELEMENTS // draft_vocabulary)))
+    chunks = -(-tokens // (POSITIONS if gpus else fitting(draft_vocabulary, None)))
     # The kernel reads z three times and the target twice and writes the gradient, between a product that writes z and
     # two that read the gradient; all but the target in two bytes.
     per_step = 2 * (1 + 3 + 1 + 2) + 4 * 2 if gpus else 4 * 28

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specdraft.drafters.objective import DraftHead
-from specdraft.losses import chunked
+from specdraft.losses import chunked, windows
 from specdraft.losses.chunked import Correction, Step, Teacher, distillation_loss
 from specdraft.training.planning import costs
 from specdraft.training.planning.costs import state_bytes
@@ -65,7 +65,7 @@ def test_the_loss_moves_as_many_bytes_as_planned(monkeypatch, hidden, vocabulary
     distillation_loss(drafter[0].weight, teacher, each[:1])  # what is imported by the first call
     with Traffic() as counted:
         distillation_loss(drafter[0].weight, teacher, each, size=chunk)
-    monkeypatch.setattr(costs, "ELEMENTS", chunk * draft_vocabulary)
+    monkeypatch.setattr(windows, "ELEMENTS", chunk * draft_vocabulary)
     shape = (hidden, vocabulary, draft_vocabulary)
     planned = costs.loss_traffic(drafter, tokens, shape, 4, gpus=False)
     assert math.isclose(planned, counted.bytes, rel_tol=0.1), planned / counted.bytes
@@ -89,6 +89,6 @@ def test_a_correction_moves_its_own_projection_and_spares_that_of_a_frozen_base(
     distillation_loss(weights, teacher, steps[:1])  # what is imported by the first call
     with Traffic() as counted:
         distillation_loss(weights, teacher, steps, size=chunk)
-    monkeypatch.setattr(costs, "ELEMENTS", chunk * draft_vocabulary)
+    monkeypatch.setattr(windows, "ELEMENTS", chunk * draft_vocabulary)
     planned = costs.loss_traffic(drafter, tokens, (hidden, vocabulary, draft_vocabulary), 4, gpus=False)
     assert math.isclose(planned, counted.bytes, rel_tol=0.1), planned / counted.bytes
