@@ -96,7 +96,8 @@ def test_adamw_gives_the_same_within_what_its_first_steps_amplify(trained, case)
 @pytest.mark.parametrize("case", [*SGD, *CLIPPED, *CHECKPOINTED, *ADAMW])
 def test_the_logged_gradient_norm_is_that_of_the_global_batch_before_clipping(trained, case):
     one = trained((SGD | CLIPPED | CHECKPOINTED | ADAMW)[case])["norms"]
-    assert len(one) == 4 and trained(case)["norms"] == pytest.approx(one, rel=1e-5)
+    # Rounding grows from step to step: by the fourth to 1.2e-5 on an Intel Xeon. A rank's own norm is percents away.
+    assert len(one) == 4 and trained(case)["norms"] == pytest.approx(one, rel=1e-4)
 
 
 @pytest.mark.parametrize("case", PLACED)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specdraft.decoding.shapes import DynamicTree, Shape
-from specdraft.evaluation.results import Result
+from specdraft.evaluation.results import Estimate, Result
 from specdraft.evaluation.speedup.model import CostModel
 from specdraft.export.engine import SAMPLED, Engine
 from specdraft.export.vllm import VLLM
@@ -20,8 +20,9 @@ class Advice:
     expected: speedup of decoding there, by temperature.
     gains_up_to, loses_from: batch sizes that were tried. longest: whether longer drafts than were evaluated might do
     better still. vllm: the options of its command line, if it drafts so. undecided: by temperature, the measured
-    speedup of the whole answers, where its interval holds 1: so few prompts do not tell whether drafting pays. tree:
-    the options of a dynamic tree that gains more than any chain, at the first temperature, and its ``speedup``."""
+    speedup of the whole answers, where its interval holds 1: so few prompts do not tell whether drafting pays.
+    otherwise: the same where the advised chain was decoded and the interval does not hold what is expected. tree: the
+    options of a dynamic tree that gains more than any chain, at the first temperature, and its ``speedup``."""
 
     drafter: str
     drafting: str
@@ -32,6 +33,7 @@ class Advice:
     longest: bool
     vllm: str | None
     undecided: dict[str, str] = field(default_factory=dict)
+    otherwise: dict[str, str] = field(default_factory=dict)
     batch_size: int = 1
     tree: dict[str, float] | None = None
 
@@ -53,14 +55,18 @@ class Advice:
         more = " It is the longest draft that was measured: a longer one may gain more." if self.longest else ""
         losing = " and ".join(t for t, gain in self.expected.items() if gain < 1)
         unless = f" At temperature {losing} it loses: do not draft there." if losing else ""
-        open_ = " and ".join(f"{measured} at temperature {t}" for t, measured in self.undecided.items())
+        open_, other = (
+            " and ".join(f"{measured} at temperature {t}" for t, measured in found.items())
+            for found in (self.undecided, self.otherwise)
+        )
         unsure = f" These prompts do not decide whether it pays: whole answers measured {open_}." if open_ else ""
+        unlike = f" Whole answers so drafted measured {other}, prompts included: trust that figure." if other else ""
         tree = ""
         if self.tree is not None:
             depth, top_k, nodes, gain = self.tree.values()
             shape = f"A tree of {nodes} nodes, {depth} levels of at most {top_k} each,"
             tree = f" {shape} is expected to decode {gain:.2f} times as fast, where the engine verifies trees."
-        return start + end + more + tree + unless + unsure
+        return start + end + more + tree + unless + unsure + unlike
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -98,17 +104,34 @@ def advise(
     options = VLLM.options(family, "EXPORT_DIRECTORY", k, drafting) if for_vllm else None
     vllm = shlex.join(options) if options else None
     served, most = k if gains else None, max(gaining, default=0)
-    undecided = {
-        f"{each.temperature:g}": f"{each.speedup.value:.2f} [{low:.2f}, {high:.2f}]"
-        for each in results
-        for low, high in [each.speedup.interval or (-math.inf, math.inf)]
-        if low <= 1 <= high and math.isfinite(low) and not each.beside
+    known = (each for each in results if each.speedup.interval and math.isfinite(each.speedup.interval[0]))
+    measured = {f"{each.temperature:g}": each for each in known if not each.beside}
+    undecided = {t: _said(each.speedup) for t, each in measured.items() if _holds(each.speedup, 1)}
+    otherwise = {
+        t: _said(measured[t].speedup)
+        for t, gain in expected.items()
+        if t in measured and t not in undecided and _chain(measured[t]) == k and not _holds(measured[t].speedup, gain)
     }
     tree = None
     if gains and isinstance(shape, DynamicTree):
         same = [each for each in first.predictions if (each.batch_size, each.draft) == (batch_size, str(shape))]
         gained = max((each.speedup for each in same), default=0.0)
         tree = asdict(shape) | {"speedup": gained} if gained > best.speedup else None
-    return Advice(
-        first.drafter, drafting, served, expected, most, loses, longest == k, vllm, undecided, batch_size, tree
-    )
+    said = (undecided, otherwise, batch_size, tree)
+    return Advice(first.drafter, drafting, served, expected, most, loses, longest == k, vllm, *said)
+
+
+def _holds(measured: Estimate, value: float) -> bool:
+    low, high = measured.interval or (-math.inf, math.inf)
+    return low <= value <= high
+
+
+def _said(measured: Estimate) -> str:
+    low, high = measured.interval or (-math.inf, math.inf)
+    return f"{measured.value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _chain(result: Result) -> int | None:
+    """How long the chains were that were decoded; None for trees, and for chains of several lengths."""
+    k = result.counts.num_draft_tokens
+    return k if round(result.nodes_per_round) == k else None

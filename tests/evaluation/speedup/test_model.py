@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.shapes import DynamicTree, StaticTree
 from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
@@ -100,18 +101,40 @@ def test_advice_names_a_tree_that_pays_more():
     assert advise([better], "eagle3", "greedy", shape=DynamicTree(4, 2, 8)).tree is None  # of which nothing is known
 
 
-def test_advice_names_what_the_prompts_leave_open(model):
-    def measured(temperature, low, high, beside=False):
-        interval = None if low is None else (low, high)
-        return SimpleNamespace(temperature=temperature, speedup=Estimate(1.25, interval), beside=beside)
+def measured(temperature, low, high, beside=False, nodes=2.0, depth=2):
+    return SimpleNamespace(
+        temperature=temperature,
+        speedup=Estimate(1.25, None if low is None else (low, high)),
+        beside=beside,
+        nodes_per_round=nodes,
+        counts=AcceptanceCounts(depth),
+    )
 
+
+def test_advice_names_what_the_prompts_leave_open(model):
     results = [measured(0.0, 0.42, 1.82), measured(0.6, 1.1, 1.4), measured(0.8, None, None)]
     advice = advise([model], "eagle3", "greedy", None, [*results, measured(1.0, 0.4, 1.8, beside=True)])
-    assert advice.undecided == {"0": "1.25 [0.42, 1.82]"}
+    assert advice.undecided == {"0": "1.25 [0.42, 1.82]"} and not advice.otherwise
     assert advice.sentence.endswith(
         "no chain gains. These prompts do not decide whether it pays: whole answers measured 1.25 [0.42, 1.82] at "
         "temperature 0."
     )
+
+
+def test_advice_names_what_was_measured_otherwise_than_expected(model):
+    def otherwise(result):
+        return advise([model], "eagle3", "greedy", None, [result]).otherwise
+
+    advice = advise([model], "eagle3", "greedy", None, [measured(0.0, 1.1, 1.4, nodes=1.9)])  # 1.50 is expected
+    assert advice.otherwise == {"0": "1.25 [1.10, 1.40]"}
+    assert advice.sentence.endswith(
+        "no chain gains. Whole answers so drafted measured 1.25 [1.10, 1.40] at temperature 0, prompts included: trust "
+        "that figure."
+    )
+    assert not otherwise(measured(0.0, 1.1, 1.6)), "what was expected is inside"
+    assert not otherwise(measured(0.0, 1.1, 1.4, nodes=3.0, depth=3)), "other chains were decoded"
+    assert not otherwise(measured(0.0, 1.1, 1.4, nodes=6.0)), "a tree was decoded"
+    assert not otherwise(measured(0.6, 1.1, 1.4)), "of that temperature nothing is expected"
 
 
 def test_advice_against_drafting():
