@@ -1,5 +1,6 @@
 """The cost model against arithmetic by hand, its limits, and one drafter measured and predicted for real."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -134,6 +135,7 @@ def test_advice_names_what_was_measured_otherwise_than_expected(model):
     assert not otherwise(measured(0.0, 1.1, 1.6)), "what was expected is inside"
     assert not otherwise(measured(0.0, 1.1, 1.4, nodes=3.0, depth=3)), "other chains were decoded"
     assert not otherwise(measured(0.0, 1.1, 1.4, nodes=6.0)), "a tree was decoded"
+    assert not otherwise(measured(0.0, 1.1, 1.4, nodes=math.nan)), "nothing was drafted"
     assert not otherwise(measured(0.6, 1.1, 1.4)), "of that temperature nothing is expected"
 
 
