@@ -96,8 +96,10 @@ def test_adamw_gives_the_same_within_what_its_first_steps_amplify(trained, case)
 @pytest.mark.parametrize("case", [*SGD, *CLIPPED, *CHECKPOINTED, *ADAMW])
 def test_the_logged_gradient_norm_is_that_of_the_global_batch_before_clipping(trained, case):
     one = trained((SGD | CLIPPED | CHECKPOINTED | ADAMW)[case])["norms"]
-    # Rounding grows from step to step: by the fourth to 1.2e-5 on an Intel Xeon. A rank's own norm is percents away.
-    assert len(one) == 4 and trained(case)["norms"] == pytest.approx(one, rel=1e-4)
+    # A tuned target's gradients answer more to the rounding of its weights: on an Intel Xeon, with weights 1e-7 apart,
+    # its second and fourth norm differed by 3.5e-6 and 1.2e-5, those of all others by at most 7e-7.
+    tolerance = 1e-4 if case == "jacobi_forcing/ddp" else 1e-5
+    assert len(one) == 4 and trained(case)["norms"] == pytest.approx(one, rel=tolerance)
 
 
 @pytest.mark.parametrize("case", PLACED)
