@@ -1,5 +1,5 @@
 """A chunk's divergence, acceptance, best tokens and gradient by one Triton kernel, which writes the gradient over the
-logits: ``comparison.Eager`` without its twenty passes over memory.
+logits: ``eager.py`` without its twenty passes over memory.
 
 c = positions of a chunk, V / Vd = target / draft vocabulary. One program has one position and passes three times over
 its row, which after the first is in the GPU's second-level cache: normalizer and best token, sums, gradient. Formulas

@@ -7,8 +7,8 @@ import torch
 
 from specdraft.losses import chunked
 from specdraft.losses.chunked import Step, Teacher, distillation_loss
-from specdraft.losses.comparison import CACHED
 from specdraft.losses.divergence import DIVERGENCES, Compared, Distribution, divergence
+from specdraft.losses.eager import CACHED
 from tests.losses.counting import Counted, HostReads, size
 
 R, S, H, V, C = 512, 3, 256, 1024, 128  # in the proportions of a head of 4,096 and windows of 2,048

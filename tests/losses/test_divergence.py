@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from specdraft.errors import UserError
-from specdraft.losses.comparison import softmax
 from specdraft.losses.divergence import DIVERGENCES, Distribution, Draft, divergence
+from specdraft.losses.eager import softmax
 from tests.losses import reference
 
 C, VD = 40, 23

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from specdraft.errors import UserError
-from specdraft.losses import chunked, comparison
+from specdraft.losses import chunked
 from specdraft.losses.chunked import FrozenHead, Step, Teacher, distillation_loss
 from specdraft.losses.divergence import DIVERGENCES, divergence
+from specdraft.losses.eager import Eager
 from tests.losses import reference
 from tests.losses.reference import reference_loss
 from tests.losses.test_divergence import PAIRS
@@ -119,7 +120,7 @@ def test_what_underflows_and_what_is_forbidden_is_as_by_torch(fused, name, prune
     label = label.where(~z.gather(1, label.clamp(min=0)[:, None])[:, 0].isneginf(), -1)
     given = divergence(name), C, z.shape[1], torch.float32, z.device
     results = []
-    for compare in (fused.Fused(given[0]), comparison.Eager(*given)):
+    for compare in (fused.Fused(given[0]), Eager(*given)):
         target = compare.target(logits.clone(), ids, label)
         results.append((target.mass, *compare.draft(z, target, None, keep=True)))
     for kernels, torchs in zip(*results, strict=True):

@@ -38,7 +38,7 @@ ACCEPTED = Path(__file__).with_name("accepted.toml")
 TESTS = {
     "specdraft.losses.divergence": ["tests/losses"],
     "specdraft.losses.chunked": ["tests/losses"],
-    "specdraft.losses.comparison": ["tests/losses"],
+    "specdraft.losses.eager": ["tests/losses"],
     "specdraft.losses.windows": ["tests/losses"],
     "specdraft.drafters.alignment": ["tests/drafters/test_alignment.py", "tests/drafters/eagle"],
     "specdraft.drafters.heads": [
