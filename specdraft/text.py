@@ -20,7 +20,8 @@ def file_fingerprint(path: Path) -> str:
 
 def reason(error: BaseException | str, limit: int = 300) -> str:
     """What an error says, in one line of at most ``limit`` characters; its kind if it says nothing."""
-    return " ".join(str(error).split())[:limit] or type(error).__name__
+    said, *_ = " ".join(str(error).split()).split(" Set TORCHDYNAMO_VERBOSE=1")  # torch's advice to its developers
+    return said[:limit] or type(error).__name__
 
 
 def counted(number: int, noun: str) -> str:

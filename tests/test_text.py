@@ -18,6 +18,7 @@ def test_reasons_are_one_line_and_values_are_shortened() -> None:
     assert reason(ValueError("no\n  such thing")) == "no such thing"
     assert reason(KeyError()) == "KeyError"
     assert reason("x" * 500, 10) == "x" * 10
+    assert reason("no compiler\n\nSet TORCHDYNAMO_VERBOSE=1 for the trace") == "no compiler"
     assert shorten([1, 2]) == "[1, 2]"
     assert shorten("x" * 61) == "x" * 57 + "..."
 
