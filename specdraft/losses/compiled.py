@@ -39,7 +39,7 @@ class Compiled:
 
 @torch.compile(fullgraph=True, dynamic=True)
 def _target(logits: Tensor, draft_ids: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    found, p_log_p, mass, best = distribution(finite(logits.float()), draft_ids)
+    found, p_log_p, mass, best = distribution(finite(_own(logits)), draft_ids)
     p.copy_(found)
     return p_log_p, mass, best
 
@@ -48,6 +48,11 @@ def _target(logits: Tensor, draft_ids: Tensor | None, p: Tensor) -> tuple[Tensor
 def _draft(
     divergence: Divergence, z: Tensor, target: Distribution, index: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    values, alpha, drafted, grad_z = compared(divergence, finite(z.float()), target.at(index))
+    values, alpha, drafted, grad_z = compared(divergence, finite(_own(z)), target.at(index))
     grad.copy_(grad_z)
     return values, alpha, drafted
+
+
+def _own(logits: Tensor) -> Tensor:
+    """In fp32. No copy is made of what one pass reads and overwrites; without it that pass would write it twice."""
+    return logits.to(torch.float32, copy=True)

@@ -49,8 +49,7 @@ class Eager:
         blocks = []
         for given, out in zip(logits.split(self.rows), p.split(self.rows), strict=True):
             q, chosen, _ = self.spare[:, : len(given)]
-            given = given.to(q.dtype)
-            _, *rows = distribution(finite(given, given), draft_ids, q, chosen)
+            _, *rows = distribution(finite(given.to(q.dtype)), draft_ids, q, chosen)
             blocks.append(rows)
             out.copy_(q)
         p_log_p, mass, best = map(torch.cat, zip(*blocks, strict=True))
@@ -71,16 +70,16 @@ class Eager:
         """Values, alpha and best tokens of a block whose gradient is written into ``grad``."""
         q, overlap, wide = self.spare[:, : len(z)]  # [c, Vd] each
         if z.data_ptr() != grad.data_ptr() or z.dtype != q.dtype:
-            z = finite(wide.copy_(z), wide)
+            z = finite(wide.copy_(z))
         values, alpha, drafted, grad_z = compared(self.divergence, z, target, q, overlap)
         if grad_z.data_ptr() != grad.data_ptr():
             grad.copy_(grad_z)
         return values, alpha, drafted
 
 
-def finite(logits: Tensor, out: Tensor | None = None) -> Tensor:
+def finite(logits: Tensor) -> Tensor:
     """A token that a model's own head forbids has -inf, which times a probability of zero would be nan."""
-    return torch.clamp(logits, min=torch.finfo(logits.dtype).min, out=out)
+    return logits.clamp_(min=torch.finfo(logits.dtype).min)
 
 
 def distribution(

@@ -45,7 +45,8 @@ class Traffic(TorchDispatchMode):
         result = operator(*args, **(kwargs or {}))
         name = operator._schema.name.removeprefix("aten::")
         if not operator.is_view and not name.startswith(("empty", "new_empty", "_unsafe_view")):
-            leaves = tree_leaves((args, kwargs, result))
+            read = args[1:] if name == "gather" else args  # which reads only as much as it writes
+            leaves = tree_leaves((read, kwargs, result))
             self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
         return result
 
