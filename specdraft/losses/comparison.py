@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdraft.errors import warn
-from specdraft.losses.divergence import Compared, Divergence
+from specdraft.losses.divergence import Compared, Divergence, kind
 from specdraft.losses.eager import Eager
 from specdraft.text import reason
 
@@ -33,14 +33,15 @@ class Comparison(Protocol):
 def comparison(
     divergence: Divergence, size: int, vocabulary: int, dtype: torch.dtype, device: torch.device
 ) -> Comparison:
-    """In fp32 a kernel: on a GPU that Triton compiles for one of a divergence that it knows, on a processor where there
-    is much to compare a compiled one. Else torch."""
+    """In fp32 and of a divergence that is known, a kernel: on a GPU that Triton compiles for, and on a processor, where
+    there is much to compare, what torch compiles. Else torch."""
     other: Comparison | None = None
-    if device.type == "cuda" and dtype == torch.float32 and importlib.util.find_spec("triton"):
-        from specdraft.losses.fused import Fused, kind
+    known = dtype == torch.float32 and kind(divergence) is not None
+    if known and device.type == "cuda" and importlib.util.find_spec("triton"):
+        from specdraft.losses.fused import Fused
 
-        other = Fused(divergence) if kind(divergence) else None
-    elif device.type == "cpu" and dtype == torch.float32 and size * vocabulary >= MANY:
+        other = Fused(divergence)
+    elif known and device.type == "cpu" and size * vocabulary >= MANY:
         from specdraft.losses.compiled import Compiled
 
         other = Compiled(divergence)

@@ -16,7 +16,7 @@ class Compiled:
     """A ``Comparison`` on a processor in fp32, of logits in any dtype up to that."""
 
     def __init__(self, divergence: Divergence) -> None:
-        """Of any divergence that torch compiles."""
+        """Of a divergence that torch compiles."""
         self.divergence = divergence
         torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
 

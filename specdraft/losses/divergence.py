@@ -17,7 +17,7 @@ With a pruned vocabulary the first three compare q with p renormalized over it. 
 min(p, q) and the total variation are against the true p: tokens outside the draft vocabulary are lost."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -190,6 +190,16 @@ DIVERGENCES: dict[str, Divergence | type[Jsd] | type[LkHybrid] | type[CeL1]] = {
     "cross_entropy": cross_entropy,
     "ce_l1": CeL1,
 }
+
+
+def kind(divergence: Divergence) -> tuple[str, float] | None:
+    """Name and option of one of ``DIVERGENCES``, which kernels know; None for others."""
+    for name, known in DIVERGENCES.items():
+        if divergence is known:
+            return name, 0.0
+        if isinstance(known, type) and type(divergence) is known:
+            return name, float(astuple(divergence)[0])
+    return None
 
 
 def _forward_kl(draft: Draft, target: Distribution) -> Tensor:

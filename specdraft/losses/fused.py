@@ -7,7 +7,6 @@ are those of ``divergence.py``. The target is kept as its logits in the dtype th
 normalizer) is cheaper than reading it in fp32."""
 
 import math
-from dataclasses import astuple
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdraft.losses.divergence import DIVERGENCES, Compared, Divergence, wants_labels
+from specdraft.losses.divergence import Compared, Divergence, kind, wants_labels
 
 BLOCK, WARPS = 2048, 8  # tokens that a program reads at a time, 16 bytes of bf16 a thread
 _LOWEST = tl.constexpr(-1e38)  # stands for -inf, which times a probability of zero would be nan
@@ -71,16 +70,6 @@ class Fused:
                 kind=self.kind, indexed=index is not drafted, block=BLOCK, num_warps=WARPS,
             )  # fmt: skip
         return Compared(values, alpha, drafted, grad)
-
-
-def kind(divergence: Divergence) -> tuple[str, float] | None:
-    """Name and option of a divergence that the kernel knows; None for others."""
-    for name, known in DIVERGENCES.items():
-        if divergence is known:
-            return name, 0.0
-        if isinstance(known, type) and type(divergence) is known:
-            return name, float(astuple(divergence)[0])
-    return None
 
 
 def _statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

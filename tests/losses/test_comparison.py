@@ -17,8 +17,13 @@ VD = 12
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
+def own(draft, target):
+    """A divergence that is not the project's."""
+    return forward_kl(draft, target)
+
+
 def test_a_gpu_with_triton_takes_the_kernel(monkeypatch):
-    made = SimpleNamespace(Fused=lambda divergence: ("kernel", divergence), kind=lambda given: given is forward_kl)
+    made = SimpleNamespace(Fused=lambda divergence: ("kernel", divergence))
     monkeypatch.setitem(sys.modules, "specdraft.losses.fused", made)
     monkeypatch.setattr(comparison, "Eager", lambda *given: "eager")
     found = dict.fromkeys(["triton"], object())
@@ -30,9 +35,19 @@ def test_a_gpu_with_triton_takes_the_kernel(monkeypatch):
         return comparison.comparison(divergence, 4, VD, dtype, device)
 
     assert taken() == ("kernel", forward_kl)
-    assert taken(divergence("jsd")) == taken(dtype=torch.float64) == taken(device=CPU) == "eager"
+    assert taken(own) == taken(dtype=torch.float64) == taken(device=CPU) == "eager"
     found.clear()
     assert taken() == "eager"
+
+
+def test_a_processor_compiles_where_there_is_much_to_compare(monkeypatch):
+    monkeypatch.setattr(comparison, "agrees", lambda *_: True)
+
+    def taken(divergence=forward_kl, dtype=torch.float32, size=comparison.MANY // 1024):
+        return type(comparison.comparison(divergence, size, 1024, dtype, CPU)).__name__
+
+    assert taken() == taken(divergence("jsd")) == "Compiled"
+    assert taken(own) == taken(dtype=torch.float64) == taken(size=comparison.MANY // 1024 - 1) == "Eager"
 
 
 def test_a_processor_does_not_look_for_triton(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdraft.losses import comparison
-from specdraft.losses.chunked import Step, Teacher, distillation_loss
+from specdraft.losses.chunked import FrozenHead, Step, Teacher, distillation_loss
 from specdraft.losses.compiled import Compiled
 from specdraft.losses.divergence import DIVERGENCES, divergence, forward_kl
 from specdraft.losses.eager import Eager
@@ -92,27 +92,29 @@ def test_forbidden_tokens_and_what_is_no_number():
     assert (drafted < V).all(), "a token all the same"
 
 
-def loss(many, monkeypatch):
-    """A loss and its gradients where a window of that many elements is compiled."""
+def loss(many, monkeypatch, frozen=False):
+    """A loss and its gradients where a window of that many elements is compiled, by a head that learns or not."""
     monkeypatch.setattr(comparison, "MANY", many)
     own = torch.Generator().manual_seed(0)
     projection, last = torch.randn(V, 16, generator=own), torch.randn(40, 16, generator=own)
     hidden, weight = (torch.randn(size, 16, generator=own, requires_grad=True) for size in (30, V))
     teacher = Teacher(last, lambda given: given @ projection.T, None)
-    made, (result,) = distillation_loss(weight, teacher, [Step(hidden, torch.arange(5, 35), 1.0)], size=16)
+    head = FrozenHead(lambda given: given @ weight.detach().T, V) if frozen else weight
+    made, (result,) = distillation_loss([head], teacher, [Step(hidden, torch.arange(5, 35), 1.0)], size=16)
     made.backward()
-    return made.detach(), hidden.grad, weight.grad, result.alpha, result.matched
+    return made.detach(), hidden.grad, torch.zeros(1) if frozen else weight.grad, result.alpha, result.matched
 
 
-def test_a_loss_of_large_windows_takes_it(monkeypatch):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_loss_of_large_windows_takes_it(monkeypatch, frozen):
     made = []
     monkeypatch.setattr(comparison, "_agreeing", {})
     monkeypatch.setattr(
         Compiled, "draft", lambda *given, real=Compiled.draft, **named: made.append(1) or real(*given, **named)
     )
-    eager = loss(16 * V + 1, monkeypatch)
+    eager = loss(16 * V + 1, monkeypatch, frozen)
     assert not made
-    compiled = loss(16 * V, monkeypatch)
+    compiled = loss(16 * V, monkeypatch, frozen)
     assert len(made) == 3, "two windows, and one beside torch"
     torch.testing.assert_close(compiled, eager, rtol=2e-5, atol=3e-6)
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from specdraft.errors import UserError
-from specdraft.losses.divergence import DIVERGENCES, Distribution, Draft, divergence
+from specdraft.losses.divergence import DIVERGENCES, Distribution, Draft, divergence, kind
 from specdraft.losses.eager import softmax
 from tests.losses import reference
 
@@ -162,3 +162,9 @@ def test_jsd_lies_between_the_two_kl(beta, name):
 def test_what_there_is_not_is_refused(spec, message):
     with pytest.raises(UserError, match=message):
         divergence(spec)
+
+
+def test_kernels_know_these_alone():
+    assert [kind(divergence(name))[0] for name in DIVERGENCES] == list(DIVERGENCES)
+    assert kind(divergence({"name": "jsd", "beta": 0.25})) == ("jsd", 0.25)
+    assert kind(lambda draft, target: None) is None
