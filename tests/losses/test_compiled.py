@@ -79,6 +79,16 @@ def test_the_gradient_takes_the_place_of_logits_that_nobody_keeps():
     assert compare.draft(z, target, None, keep=False).grad is z and not torch.equal(z, before)
 
 
+def test_autocast_leaves_sums_alone():
+    logits, ids, label, z = problem(9, pruned=False)
+    compare, found = Compiled(forward_kl), []
+    for active in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=active):
+            target = compare.target(logits.clone(), ids, label)
+            found.append((*target, *compare.draft(z.clone(), target, None, keep=False)))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
+
+
 def test_forbidden_tokens_and_what_is_no_number():
     logits, ids, label, z = problem(4, pruned=False)
     z[0, 3:9] = logits[0, 3:9] = -math.inf
