@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.decoding.cache import StaticCache
 from specdraft.decoding.passes import Pass, Texts
@@ -27,7 +26,7 @@ from specdraft.drafters.eagle.borrowed_head import BorrowedHead
 from specdraft.drafters.eagle.compiled import run_layer
 from specdraft.drafters.eagle.drafting import EagleDrafting
 from specdraft.drafters.eagle.forward import Attend, Attends, Attention, Output
-from specdraft.drafters.layers import initialize, shape_of
+from specdraft.drafters.layers import RMSNorm, initialize, shape_of
 from specdraft.drafters.unrolled_keys import UnrolledKeys
 from specdraft.errors import UserError
 from specdraft.losses.chunked import Step
@@ -106,10 +105,10 @@ class Kangaroo(BorrowedHead):
         return [Step(hidden[:count], asked[:count], decay.weight(0), total=alignment.counts[0], shares=shares)]
 
     def activation_bytes(self, tokens: int, element: int) -> float:
-        """See ``Drafter``: the two norms' inputs and outputs, one of them in fp32 too, and the attention."""
+        """See ``Drafter``: the two norms' inputs and outputs, and the attention."""
         config = self.layer_config
         heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads + 4  # queries twice; cosines and sines
-        return float((6 * config.hidden_size + heads * config.head_dim) * tokens * element)
+        return float((4 * config.hidden_size + heads * config.head_dim) * tokens * element)
 
     def drafting(self, rows: int, capacity: int) -> "KangarooDrafting":
         """See ``Drafter``."""
@@ -121,9 +120,9 @@ class Adapter(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, config.hidden_size)
-        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, stream: Tensor, attend: Attend) -> Tensor:
         """The stream ``[N, H]`` -> what the LM head reads, of the queries, ``[n, H]``."""

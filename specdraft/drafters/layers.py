@@ -31,8 +31,8 @@ class Projections(nn.Module):
         self.k_proj = nn.Linear(width, kv_heads, bias)
         self.v_proj = nn.Linear(width, kv_heads, bias)
         self.o_proj = nn.Linear(heads, config.hidden_size, bool(getattr(config, "attention_output_bias", bias)))
-        self.q_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
-        self.k_norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if qk_norm else None
 
     def query(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotated queries ``[N, Hq, d]`` of ``x [N, width]``."""
@@ -51,9 +51,53 @@ class Projections(nn.Module):
         return torch.cat([_turned(turned, cos, sin), kept], dim=-1)
 
 
+class RMSNorm(LlamaRMSNorm):
+    """Llama's norm, in fp32 or wider, that keeps for backward its input alone and a number a row: the normed input and,
+    in 16 bits, its fp32 copy are made again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., H]`` -> ``[..., H]``."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # a compiler chooses by itself what it keeps
+            return _norm(x, self.weight, self.variance_epsilon)[0]
+        return _Normed.apply(x, self.weight, self.variance_epsilon)
+
+
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The normed ``x [..., H]``, and what each row is multiplied by, ``[..., 1]``."""
+    wide = x.to(_wide(x))
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return weight * (wide * scale).to(x.dtype), scale
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+class _Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        out, scale = _norm(x, weight, epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, scale = ctx.saved_tensors
+        of_x, of_weight, _ = ctx.needs_input_grad
+        grad_x = grad_weight = None
+        normed = x.to(_wide(x)) * scale
+        if of_weight:
+            grad_weight = (gradient * normed.to(x.dtype)).reshape(-1, len(weight)).sum(0).to(weight.dtype)
+        if of_x:
+            wide = (gradient * weight).to(_wide(x))
+            along = (wide * normed).mean(-1, keepdim=True)  # what makes a row longer changes nothing
+            grad_x = wide.addcmul(normed, along, value=-1).mul_(scale).to(x.dtype)
+        return grad_x, grad_weight, None
+
+
 class GatedMLP(LlamaMLP):
-    """A Llama layer's MLP that keeps less for backward: of the four tensors of its inner width the activated gate is
-    made again, which takes no product."""
+    """A Llama layer's MLP that keeps two of the four tensors of its inner width for backward: the activated gate and
+    its product with the other are made again, which takes no product of matrices."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., H]`` -> ``[..., H]``."""
@@ -61,7 +105,11 @@ class GatedMLP(LlamaMLP):
         activation = self.act_fn.forward  # past the hooks of a sharded module, which count its calls
         if torch.compiler.is_compiling():  # chooses by itself what it keeps
             return self.down_proj(activation(gate) * up)
-        return self.down_proj(_Gated.apply(gate, up, activation))
+        gated = _Gated.apply(gate, up, activation)
+        out = self.down_proj(gated)
+        if out.requires_grad and self.down_proj.weight.requires_grad:
+            _make_again(gated, out, lambda: activation(gate) * up)
+        return out
 
 
 class _Gated(torch.autograd.Function):
@@ -78,6 +126,21 @@ class _Gated(torch.autograd.Function):
             product = ctx.activation(gate) * up
         of_gate, of_up = torch.autograd.grad(product, (gate, up), gradient)
         return of_gate, of_up, None
+
+
+def _make_again(tensor: Tensor, out: Tensor, make: Callable[[], Tensor]) -> None:
+    """Free the memory of what ``out`` was made of until the gradient of ``out`` is there, whose way back reads it."""
+    waiting, size = [(tensor, make)], tensor.untyped_storage().nbytes()
+
+    def fill(_: Tensor) -> None:
+        if waiting:  # once, and then held here no longer
+            freed, again = waiting.pop()
+            freed.untyped_storage().resize_(size)
+            with torch.no_grad():
+                freed.data.copy_(again())  # autograd sees no change of what it keeps
+
+    out.register_hook(fill)
+    tensor.untyped_storage().resize_(0)
 
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

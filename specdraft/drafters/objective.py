@@ -43,13 +43,12 @@ def lending_head(model: PreTrainedModel) -> DraftHead:
 
 def call_with_weights(heads: Sequence[DraftHead], use: Callable[[list[Tensor]], T]) -> T:
     """What ``use`` makes of the heads' weights, all there at once: each head is called inside the one before."""
-
-    def borrow(weights: list[Tensor]) -> Any:
-        if len(weights) == len(heads):
-            return use(weights)
-        return heads[len(weights)](lambda weight: borrow([*weights, weight]))
-
-    return borrow([])
+    if not heads:
+        return use([])
+    first, *others = heads
+    # No function that calls itself by its own name: it would be its own garbage, and hold a step's graph until that is
+    # collected.
+    return first(lambda weight: call_with_weights(others, lambda weights: use([weight, *weights])))
 
 
 def objective(

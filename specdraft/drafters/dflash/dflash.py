@@ -23,7 +23,6 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.decoding.compilation import Compilable
 from specdraft.drafters.alignment import Alignment, StepDecay, align, count_supervised
@@ -32,7 +31,7 @@ from specdraft.drafters.confidence import check_smoothing, weigh_by_confidence
 from specdraft.drafters.dflash.block_attention import Blocks
 from specdraft.drafters.dflash.drafting import BlockDrafting, forward
 from specdraft.drafters.dflash.layer import Angles, Attention, BlockLayer
-from specdraft.drafters.layers import initialize, shape_of
+from specdraft.drafters.layers import RMSNorm, initialize, shape_of
 from specdraft.drafters.mask_token import check_mask_token
 from specdraft.drafters.mask_token import mask_token as mask_token_of
 from specdraft.drafters.objective import DraftHead, call_with_weights, objective
@@ -126,9 +125,9 @@ class DFlash(DraftVocabulary, Drafter):
         self.layer_config = LlamaConfig(**{name: arguments[name] for name in of_layer})
         self.rotary = RotaryTable(self.layer_config)
         self.fc = nn.Linear(len(self.layers) * hidden_size, hidden_size, bias=False)
-        self.hidden_norm = LlamaRMSNorm(hidden_size, rms_norm_eps)
+        self.hidden_norm = RMSNorm(hidden_size, rms_norm_eps)
         self.blocks = nn.ModuleList(BlockLayer(self.layer_config) for _ in range(num_layers))
-        self.norm = LlamaRMSNorm(hidden_size, rms_norm_eps)
+        self.norm = RMSNorm(hidden_size, rms_norm_eps)
         self.lm_head = DraftHead(hidden_size, draft_vocab_size, bias=False)
         self.apply(initialize)
         self.lm_head.weight.requires_grad_(projection != "frozen")
@@ -277,8 +276,8 @@ class DFlash(DraftVocabulary, Drafter):
         config, hidden = self.layer_config, self.layer_config.hidden_size
         kept = self.share_kept(tokens)
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-        per_slot = self.num_layers * (8 * hidden + 2 * attention + 3 * config.intermediate_size)
-        context = (len(self.layers) + 3) * hidden + self.num_layers * 4 * config.num_key_value_heads * config.head_dim
+        per_slot = self.num_layers * (4 * hidden + 3 * attention + 2 * config.intermediate_size)
+        context = (len(self.layers) + 2) * hidden + self.num_layers * 4 * config.num_key_value_heads * config.head_dim
         return float((kept * self.block_size * per_slot + context) * tokens * element)
 
     def drafting(self, rows: int, capacity: int) -> BlockDrafting:

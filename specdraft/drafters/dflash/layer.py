@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from specdraft.drafters.layers import GatedMLP, Projections
+from specdraft.drafters.layers import GatedMLP, Projections, RMSNorm
 
 
 class Angles(NamedTuple):
@@ -45,8 +44,8 @@ class BlockLayer(nn.Module):
         super().__init__()
         self.self_attn = BlockAttention(config)
         self.mlp = GatedMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, stream: Tensor, angles: Angles, attention: Attention) -> Tensor:
         """The slots' residual stream ``[N, H]`` -> after the layer."""

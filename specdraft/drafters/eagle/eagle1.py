@@ -28,7 +28,7 @@ class Eagle(BorrowedHead):
 
     TITLE = "EAGLE-1"
     training_options = BorrowedHead.training_options | {"feature_noise"}
-    residual_widths = 7
+    residual_widths = 5
 
     def __init__(
         self,

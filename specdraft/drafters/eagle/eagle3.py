@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.drafters.base import TrainingLoss, constructor_arguments
 from specdraft.drafters.eagle.forward import Attends, FusionLayer, LaterLayer, Output
 from specdraft.drafters.eagle.head import EagleHead
-from specdraft.drafters.layers import initialize, shape_of
+from specdraft.drafters.layers import RMSNorm, initialize, shape_of
 from specdraft.drafters.objective import DraftHead, call_with_weights
 from specdraft.drafters.vocabulary import DraftVocabulary
 from specdraft.errors import UserError
@@ -80,17 +79,17 @@ class Eagle3(DraftVocabulary, EagleHead):
         self.register_vocabulary(self.vocab_size, draft_vocab_size)
         self.layers = tuple(layers)
         self.norm_output, self.num_layers, self.sliding_window = norm_output, num_layers, sliding_window
-        self.residual_widths += 8 * (num_layers - 1) + 2 * own_embedding
+        self.residual_widths += 4 * (num_layers - 1)
         hidden_size, epsilon = self.layer_config.hidden_size, self.layer_config.rms_norm_eps
         wide = len(self.layers) * hidden_size
         self.layer_config.attention_bias = attention_bias
         self.embed_tokens = nn.Embedding(self.vocab_size, hidden_size) if own_embedding else None
-        self.input_norm = LlamaRMSNorm(wide, epsilon) if norm_before_fc else None
-        self.fc_norm = nn.ModuleList(LlamaRMSNorm(hidden_size, epsilon) for _ in self.layers) if fc_norm else None
+        self.input_norm = RMSNorm(wide, epsilon) if norm_before_fc else None
+        self.fc_norm = nn.ModuleList(RMSNorm(hidden_size, epsilon) for _ in self.layers) if fc_norm else None
         self.fc = nn.Linear(wide, hidden_size, bias=False)
         self.midlayer = FusionLayer(self.layer_config, qk_norm, norm_before_residual)
         self.later = nn.ModuleList(LaterLayer(self.layer_config, qk_norm) for _ in range(num_layers - 1))
-        self.norm = LlamaRMSNorm(hidden_size, epsilon)
+        self.norm = RMSNorm(hidden_size, epsilon)
         self.lm_head = DraftHead(hidden_size, draft_vocab_size, bias=False)
         self.apply(initialize)
         self.lm_head.weight.requires_grad_(projection != "frozen")
@@ -137,7 +136,7 @@ class Eagle3(DraftVocabulary, EagleHead):
         fused = norms * self.fc.in_features
         if self.midlayer.self_attn.q_norm is not None:
             rotated = (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
-            fused += self.passes * self.num_layers * 3 * rotated  # one of them is in fp32
+            fused += self.passes * self.num_layers * rotated
         return super().activation_bytes(tokens, element) + float(fused * tokens * element)
 
     def feature(self, features: Features) -> Tensor:

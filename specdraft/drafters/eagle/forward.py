@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.drafters.alignment import Alignment, StepDecay
-from specdraft.drafters.layers import GatedMLP, Projections
+from specdraft.drafters.layers import GatedMLP, Projections, RMSNorm
 from specdraft.drafters.unrolled_keys import UnrolledKeys
 from specdraft.losses.chunked import Step
 
@@ -110,7 +109,7 @@ class PlainLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = Attention(config, width or config.hidden_size, qk_norm)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config) if mlp is None else mlp
 
     def forward(self, x: Tensor, residual: Tensor, attend: Attend) -> Tensor:
@@ -126,8 +125,8 @@ class FusionLayer(PlainLayer):
     def __init__(self, config: LlamaConfig, qk_norm: bool = False, norm_before_residual: bool = False) -> None:
         super().__init__(config, 2 * config.hidden_size, qk_norm)
         self.norm_before_residual = norm_before_residual
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, embedded: Tensor, feature: Tensor, attend: Attend) -> Tensor:
         """embedded, feature: ``[N, H]`` -> the stream after the layer, of the queries, ``[n, H]``."""
@@ -141,7 +140,7 @@ class LaterLayer(PlainLayer):
 
     def __init__(self, config: LlamaConfig, qk_norm: bool = False, mlp: nn.Module | None = None) -> None:
         super().__init__(config, qk_norm=qk_norm, mlp=mlp)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, stream: Tensor, attend: Attend) -> Tensor:  # type: ignore[override]
         """stream: ``[N, H]`` -> after the layer, of the queries, ``[n, H]``."""

@@ -41,7 +41,7 @@ class EagleHead(Drafter):
         {"ttt_steps", "ttt_growth", "step_decay", "sample_positions", "sequence_mean", "confidence_smoothing"}
         | {"divergence", "regression_weight", "distillation_weight"}
     )
-    residual_widths: int = 14  # hidden states that a step keeps for backward beside attention and MLP
+    residual_widths: int = 8  # hidden states that a step keeps for backward beside attention and MLP
     num_layers: int = 1
     sliding_window: int | None = None  # positions that attention sees; None: all
 
@@ -191,8 +191,8 @@ class EagleHead(Drafter):
         """The layer's inputs at every pass, and the target's features."""
         config, hidden = self.layer_config, self.layer_config.hidden_size
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-        # residuals, norms and their fp32 copies, embedding and feature; q k v and rotated q k, attention out; gated MLP
-        per_pass = self.residual_widths * hidden + self.num_layers * (2 * attention + 3 * config.intermediate_size)
+        # residuals, what norms and matrices read, embedding; q k v and rotated q k, attention out; gated MLP
+        per_pass = self.residual_widths * hidden + self.num_layers * (2 * attention + 2 * config.intermediate_size)
         return float((self.passes * per_pass + max(1, len(self.layers)) * hidden) * tokens * element)
 
     def drafting(self, rows: int, capacity: int) -> EagleDrafting:

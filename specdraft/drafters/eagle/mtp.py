@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specdraft.drafters.base import constructor_arguments
 from specdraft.drafters.eagle.borrowed_head import BorrowedHead
 from specdraft.drafters.eagle.experts import SETTINGS, mixture, published, routed_weights, stacked
 from specdraft.drafters.eagle.forward import Attends, LaterLayer, Output
 from specdraft.drafters.eagle.mtp_layouts import LAYOUTS, USUAL, layout_of, refuse_others
-from specdraft.drafters.layers import initialize, shape_of
+from specdraft.drafters.layers import RMSNorm, initialize, shape_of
 from specdraft.drafters.rotary import RotaryTable
 from specdraft.errors import UserError
 from specdraft.targets import Features, Target
@@ -79,12 +78,12 @@ class MTP(BorrowedHead, family="mtp"):
             turned.head_dim = int(config.head_dim * rotated)
             self.rotary = RotaryTable(turned)
         hidden_size, epsilon = config.hidden_size, config.rms_norm_eps
-        self.token_layernorm = LlamaRMSNorm(hidden_size, epsilon)
-        self.hidden_layernorm = LlamaRMSNorm(hidden_size, epsilon)
+        self.token_layernorm = RMSNorm(hidden_size, epsilon)
+        self.hidden_layernorm = RMSNorm(hidden_size, epsilon)
         self.input_proj = nn.Linear(2 * hidden_size, hidden_size, bias=False)
         mlp = None if experts is None else mixture(hidden_size, config.hidden_act, experts)
         self.layer = LaterLayer(config, qk_norm, mlp)
-        self.final_layernorm = LlamaRMSNorm(hidden_size, epsilon)
+        self.final_layernorm = RMSNorm(hidden_size, epsilon)
         self.apply(initialize)
 
     @classmethod
