@@ -1,5 +1,5 @@
-"""A chunk's divergence, acceptance, best tokens and gradient on a processor in one compiled pass: torch's operations of
-``eager.py`` row after row, each row in the caches of one core and threads woken once.
+"""A chunk's divergence, acceptance, best tokens and gradient on a processor, compiled: torch's operations of
+``eager.py`` in a few passes over all rows, for which threads are woken once.
 
 c = positions of a chunk, V / Vd = target / draft vocabulary."""
 

@@ -24,7 +24,7 @@ from specdraft.text import fingerprint
 from specdraft.training.activity import Activity, Stopwatch
 from specdraft.training.boosting import Earlier
 from specdraft.training.global_batch import step_totals
-from specdraft.training.monitoring.metrics import Counts, memory, peak_flops, ratios
+from specdraft.training.monitoring.metrics import Counts, gradient_norm, memory, peak_flops, ratios
 from specdraft.training.schedule import OptimizerSettings
 from specdraft.training.strategies import offloads_optimizer
 
@@ -159,7 +159,7 @@ class DrafterModule(LightningModule):
         self._step_values["train/learning_rate"] = optimizer.param_groups[0]["lr"]
         gradients = [parameter.grad for parameter in self.drafter.parameters() if parameter.grad is not None]
         if gradients:  # DeepSpeed keeps them to itself
-            self._step_values["train/grad_norm"] = torch.nn.utils.get_total_norm(gradients).item()
+            self._step_values["train/grad_norm"] = gradient_norm(gradients)
 
     def ends_step(self) -> bool:
         """Whether the batch under way is the last of its optimizer step: DeepSpeed is asked for one after each."""

@@ -191,8 +191,9 @@ class EagleHead(Drafter):
         """The layer's inputs at every pass, and the target's features."""
         config, hidden = self.layer_config, self.layer_config.hidden_size
         attention = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+        inner = (3 if self.compiled else 2) * config.intermediate_size  # a compiler keeps the gated product too
         # residuals, what norms and matrices read, embedding; q k v and rotated q k, attention out; gated MLP
-        per_pass = self.residual_widths * hidden + self.num_layers * (2 * attention + 2 * config.intermediate_size)
+        per_pass = self.residual_widths * hidden + self.num_layers * (2 * attention + inner)
         return float((self.passes * per_pass + max(1, len(self.layers)) * hidden) * tokens * element)
 
     def drafting(self, rows: int, capacity: int) -> EagleDrafting:

@@ -8,6 +8,7 @@ One multiply-add is 2 FLOPs. A weight costs 2 FLOPs per token forward and 4 back
 from torch import nn
 
 from specdraft.drafters.objective import DraftHead
+from specdraft.losses.comparison import MANY
 from specdraft.losses.windows import POSITIONS, fitting
 from specdraft.targets.parameters import Sizes
 
@@ -37,19 +38,20 @@ def loss_bytes(drafter: nn.Module, tokens: int, vocabulary: int, draft_vocabular
     many bytes are ``free`` (None: a CPU), a chunk is larger, and one kernel leaves it in two bytes an element."""
     gpus, element = free is not None, 4 if free is None else 2
     chunk = min(fitting(draft_vocabulary, free), tokens)
+    several = 3 if chunk * draft_vocabulary >= MANY else 6  # the target's, z and exponentials where compiled
     heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
     projections = {id(head.weight): head.weight.numel() for head in heads if head.weight.requires_grad}
     target = 2 * chunk * vocabulary  # logits; their exponentials, or as they were before a scale and a soft-cap
-    draft = (2 if gpus else 6) * chunk * draft_vocabulary  # the target's and z; p, z, q, their overlap, two products
+    draft = (2 if gpus else several) * chunk * draft_vocabulary  # on a GPU the target's and z
     return float(element * (target + draft) + 4 * sum(projections.values()))
 
 
 def loss_traffic(drafter: nn.Module, tokens: int, sizes: tuple[int, int, int], element: int, gpus: bool) -> float:
     """Bytes that the loss of a batch reads and writes; ``sizes``: hidden, vocabulary, draft vocabulary. A test counts
-    them on a CPU; on GPUs one kernel takes the place of most passes over a step's logits. Of each position the target's
-    logits, and those of the draft vocabulary for the teacher and for each step; for each chunk the target's head, and
-    for each step of it the projection, with its gradient if it is trained. Projections of one width take turns; those
-    of several are summed."""
+    them on a CPU whose chunks are small; what is compiled for larger ones makes fewer passes, and one kernel on GPUs
+    takes the place of most. Of each position the target's logits, and those of the draft vocabulary for the teacher and
+    for each step; for each chunk the target's head, and for each step of it the projection, with its gradient if it is
+    trained. Projections of one width take turns; those of several are summed."""
     hidden, vocabulary, draft_vocabulary = sizes
     heads = (module for module in drafter.modules() if isinstance(module, DraftHead))
     widths = {head.in_features: head.weight.requires_grad for head in heads}
@@ -58,6 +60,8 @@ def loss_traffic(drafter: nn.Module, tokens: int, sizes: tuple[int, int, int], e
     # The kernel reads z three times and the target twice and writes the gradient, between a product that writes z and
     # two that read the gradient; all but the target in two bytes.
     per_step = 2 * (1 + 3 + 1 + 2) + 4 * 2 if gpus else 4 * 28
+    if not gpus and min(tokens, fitting(draft_vocabulary, None)) * draft_vocabulary >= MANY:
+        per_step = 4 * (1 + 9 + 2)  # exponentials are written and read again; z and the target are read more than once
     logits = float(tokens * (4 * (6 * vocabulary + 12 * draft_vocabulary) + per_step * steps * draft_vocabulary))
     projections = sum((16 if trained else 2 * element) * width for width, trained in widths.items())
     return logits + chunks * (element * hidden * vocabulary + steps * draft_vocabulary * projections)

@@ -126,6 +126,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         **costs.state_bytes(trainable, stage, devices, mixed),
         "hidden states of a batch": float(features * tokens * target_element),
     }
+    drafter.compiled = (gpus if config.compile == "auto" else bool(config.compile)) and stage != 3
     activations = drafter.activation_bytes(tokens, element)
     free = max(0.0, find_gpu(planning.gpu).memory - sum(memory.values()) - activations) if gpus else None
     loss = costs.loss_bytes(drafter, tokens, target.vocab_size, vocabulary or target.vocab_size, free)

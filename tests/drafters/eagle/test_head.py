@@ -238,7 +238,9 @@ def test_activation_bytes_are_what_backward_keeps(kind, options, steps, wide):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         head._unroll(align(batch, steps), head.feature(features), head.decay)
     held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    assert head.activation_bytes(200, 2) == pytest.approx(held, rel=0.12)
+    assert (plain := head.activation_bytes(200, 2)) == pytest.approx(held, rel=0.12)
+    head.compiled = True  # whose gated product is kept as well
+    assert head.activation_bytes(200, 2) - plain == head.num_layers * steps * target.config.intermediate_size * 400
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle3])

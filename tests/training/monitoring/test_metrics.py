@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specdraft.training.monitoring.metrics import Counts, ratios
+from specdraft.training.monitoring.metrics import Counts, gradient_norm, ratios
 
 
 def test_sums_are_divided_once_over_batches_and_ranks():
@@ -21,3 +21,11 @@ def test_zero_totals_are_left_out():
 def test_names_of_the_steps():
     values = ratios({"step_0/loss_sum": 2.0, "step_0/alpha_sum": 1.0, "step_0/total": 2.0})
     assert values == {"loss_step_0": pytest.approx(1.0), "alpha_0": pytest.approx(0.5)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_millions_of_gradients_is_exact(dtype):
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in ((2048, 2048), (64,))]
+    exact = torch.cat([each.double().flatten() for each in gradients]).square().sum().sqrt().item()
+    assert gradient_norm(gradients) == pytest.approx(exact, rel=1e-12)

@@ -73,6 +73,21 @@ def test_the_loss_moves_as_many_bytes_as_planned(monkeypatch, hidden, vocabulary
     assert costs.loss_traffic(drafter, tokens, shape, 4, gpus=True) < 0.6 * planned
 
 
+def test_large_windows_on_a_cpu_are_compiled_and_move_less(monkeypatch):
+    drafter = nn.Sequential(DraftHead(8, 32_000, bias=False))
+
+    def planned():
+        traffic = costs.loss_traffic(drafter, 512, (8, 32_000, 32_000), 4, gpus=False)
+        return traffic, costs.loss_bytes(drafter, 512, 32_000, 32_000, None)
+
+    traffic, held = planned()
+    monkeypatch.setattr(costs, "MANY", math.inf)
+    plain_traffic, plain_held = planned()
+    window = windows.fitting(32_000, None) * 32_000 * 4  # bytes
+    assert plain_held - held == 3 * window
+    assert plain_traffic - traffic == 16 * 512 * 32_000 * 4
+
+
 def test_a_correction_moves_its_own_projection_and_spares_that_of_a_frozen_base(monkeypatch):
     tokens, chunk, hidden, rank, vocabulary, draft_vocabulary = 512, 64, 256, 32, 4096, 1024
     drafter = nn.Sequential(
