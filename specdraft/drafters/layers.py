@@ -64,13 +64,9 @@ class RMSNorm(LlamaRMSNorm):
 
 def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The normed ``x [..., H]``, and what each row is multiplied by, ``[..., 1]``."""
-    wide = x.to(_wide(x))
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     return weight * (wide * scale).to(x.dtype), scale
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 class _Normed(torch.autograd.Function):
@@ -85,11 +81,11 @@ class _Normed(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad
         grad_x = grad_weight = None
-        normed = x.to(_wide(x)) * scale
+        normed = x.to(scale.dtype) * scale
         if of_weight:
             grad_weight = (gradient * normed.to(x.dtype)).reshape(-1, len(weight)).sum(0).to(weight.dtype)
         if of_x:
-            wide = (gradient * weight).to(_wide(x))
+            wide = (gradient * weight).to(scale.dtype)
             along = (wide * normed).mean(-1, keepdim=True)  # what makes a row longer changes nothing
             grad_x = wide.addcmul(normed, along, value=-1).mul_(scale).to(x.dtype)
         return grad_x, grad_weight, None
@@ -107,7 +103,7 @@ class GatedMLP(LlamaMLP):
             return self.down_proj(activation(gate) * up)
         gated = _Gated.apply(gate, up, activation)
         out = self.down_proj(gated)
-        if out.requires_grad and self.down_proj.weight.requires_grad:
+        if out.requires_grad and self.down_proj.weight.requires_grad and not _is_checkpointed():
             _make_again(gated, out, lambda: activation(gate) * up)
         return out
 
@@ -126,6 +122,12 @@ class _Gated(torch.autograd.Function):
             product = ctx.activation(gate) * up
         of_gate, of_up = torch.autograd.grad(product, (gate, up), gradient)
         return of_gate, of_up, None
+
+
+def _is_checkpointed() -> bool:
+    """Whether ``torch.utils.checkpoint`` decides what is kept: it makes all of that again at once."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
 def _make_again(tensor: Tensor, out: Tensor, make: Callable[[], Tensor]) -> None:

@@ -46,8 +46,7 @@ def call_with_weights(heads: Sequence[DraftHead], use: Callable[[list[Tensor]], 
     if not heads:
         return use([])
     first, *others = heads
-    # No function that calls itself by its own name: it would be its own garbage, and hold a step's graph until that is
-    # collected.
+    # A function inside that calls itself would hold a step's graph until Python looks for garbage.
     return first(lambda weight: call_with_weights(others, lambda weights: use([weight, *weights])))
 
 

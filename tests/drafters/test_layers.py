@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding, apply_rotary_pos_emb
@@ -97,6 +98,20 @@ def test_an_mlp_whose_last_matrix_does_not_learn_makes_nothing_again():
     mlp.down_proj.weight.requires_grad_(False)
     mlp(torch.ones(2, 16)).sum().backward()
     assert len(activated) == 2 and mlp.gate_proj.weight.grad.any()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_mlps_may_be_checkpointed(reentrant):
+    config = LlamaConfig(hidden_size=16, intermediate_size=48, num_attention_heads=2)
+    mlps = torch.nn.Sequential(GatedMLP(config), GatedMLP(config))
+    x = torch.randn((5, 16), generator=torch.Generator().manual_seed(0)).requires_grad_()
+    out = mlps(x), checkpoint(mlps, x, use_reentrant=reentrant)
+    gradients = []
+    for each in out:
+        mlps.zero_grad()
+        each.square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in mlps.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
