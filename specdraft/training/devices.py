@@ -20,12 +20,12 @@ def uses_gpus(accelerator: str) -> bool:
     return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
-def wants_compiled(choice: bool | str, accelerator: str) -> bool:
+def wants_compiled(choice: bool | str, gpus: bool) -> bool:
     """Whether training compiles what it repeats: auto is on GPUs, where launching its kernels takes longer than some of
     them. Raises UserError for another choice."""
     if choice not in (True, False, "auto"):
         raise UserError(f"compile is {choice!r}: expected auto, true or false")
-    return uses_gpus(accelerator) if choice == "auto" else bool(choice)
+    return gpus if choice == "auto" else bool(choice)
 
 
 def claim_gpu(trainer: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
     drafter, vocabulary = build_drafter(config, target, data)
     quantize(drafter, config.quantize)
     data.read_for(drafter)
-    drafter.compiled = wants_compiled(config.compile, config.trainer.accelerator)
+    drafter.compiled = wants_compiled(config.compile, uses_gpus(config.trainer.accelerator))
     if run.engine is not None:
         layout_for(drafter.served(), about_target(target), run.engine, run.directory / f"export-{run.engine.name}")
     about = data.describe() | data.coverage(vocabulary)

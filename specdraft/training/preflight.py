@@ -138,7 +138,7 @@ def check_before_work(config: DictConfig, directory: Path) -> Plan:
     check_settings(config)
     strategy = build(config.strategy)  # refuses what the devices do not fit
     _check_optimizer(strategy, build(config.model.optimizer).name)
-    wants_compiled(config.compile, config.trainer.accelerator)
+    wants_compiled(config.compile, uses_gpus(config.trainer.accelerator))
     if (given := config.init_vocabulary) not in ("own", "data") or (given == "data" and config.init is None):
         wanted = "own, or data with init=CHECKPOINT, to choose its draft vocabulary anew"
         raise UserError(f"init_vocabulary is {given}, with init={config.init}: expected {wanted}")

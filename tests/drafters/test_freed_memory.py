@@ -1,5 +1,5 @@
 """What a step or a draft has made is freed when it is over, not when Python next looks for garbage: of a large target
-that is gigabytes, and the collector counts objects, not what they hold."""
+that may be gigabytes, and the collector counts objects, not what they hold."""
 
 import gc
 from collections.abc import Callable

@@ -91,7 +91,7 @@ def test_an_mlp_is_llamas_and_keeps_two_tensors_of_its_inner_width():
         assert torch.equal(ours(torch.ones(2, 16)), theirs(torch.ones(2, 16)))
 
 
-def test_an_mlp_whose_last_matrix_does_not_learn_makes_nothing_again():
+def test_an_mlp_whose_last_matrix_does_not_learn_does_not_make_its_input_again():
     config = LlamaConfig(hidden_size=16, intermediate_size=48, num_attention_heads=2)
     mlp, activated = GatedMLP(config), []
     mlp.act_fn = Watched(activated)

@@ -28,9 +28,9 @@ def test_listed_devices_are_counted_on_every_node(monkeypatch):
 @pytest.mark.parametrize("gpus", [True, False])
 def test_training_is_compiled_on_gpus_or_where_it_is_asked_for(gpus, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
-    assert devices.wants_compiled("auto", "auto") is gpus
-    assert not devices.wants_compiled("auto", "cpu")
-    assert devices.wants_compiled(True, "cpu") and not devices.wants_compiled(False, "gpu")
+    assert devices.wants_compiled("auto", devices.uses_gpus("auto")) is gpus
+    assert not devices.wants_compiled("auto", False)
+    assert devices.wants_compiled(True, False) and not devices.wants_compiled(False, True)
     for wrong in ("yes", 2, None):
         with pytest.raises(UserError, match=f"compile is {wrong!r}: expected auto, true or false"):
-            devices.wants_compiled(wrong, "cpu")
+            devices.wants_compiled(wrong, False)

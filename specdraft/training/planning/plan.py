@@ -18,7 +18,7 @@ from specdraft.rendering import render
 from specdraft.targets.loading import check_options
 from specdraft.targets.parameters import target_sizes
 from specdraft.targets.target import PLACEMENTS
-from specdraft.training.devices import uses_gpus, world_size
+from specdraft.training.devices import uses_gpus, wants_compiled, world_size
 from specdraft.training.planning import costs
 from specdraft.training.planning.gpus import PER_NODE, find_gpu
 from specdraft.training.planning.meta_target import MetaTarget, bytes_per_parameter, shape_config, target_config
@@ -126,7 +126,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         **costs.state_bytes(trainable, stage, devices, mixed),
         "hidden states of a batch": float(features * tokens * target_element),
     }
-    drafter.compiled = (gpus if config.compile == "auto" else bool(config.compile)) and stage != 3
+    drafter.compiled = wants_compiled(config.compile, gpus) and stage != 3  # see drafters/eagle/compiled.py
     activations = drafter.activation_bytes(tokens, element)
     free = max(0.0, find_gpu(planning.gpu).memory - sum(memory.values()) - activations) if gpus else None
     loss = costs.loss_bytes(drafter, tokens, target.vocab_size, vocabulary or target.vocab_size, free)
