@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from specdraft.data.prompts import Prompt, encode, load_prompts
+from specdraft.decoding.rules import describe, rejection_sampling
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import StaticTree
 from specdraft.doctor.checks import DRAFT_TOKENS, Finding, LoadedDrafter, Serving, fault, note, ok
 from specdraft.doctor.traffic import Measured, length_interval, measure, total
 from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import Interval
 from specdraft.evaluation.recorded import sampling_of
+from specdraft.export.engine import SAMPLED
 from specdraft.export.model_card import about_these_weights, evaluation_of
 from specdraft.files import read_json
 from specdraft.targets.chat_template import in_words, options_of, template_hash
@@ -54,7 +57,8 @@ def sample(
         )
     row, length = then_row(report, serving), int(report["settings"]["max_new_tokens"])
     sampling = sampling_of(report["settings"], row["temperature"])
-    return measure(loaded, prompts, row["num_draft_tokens"], length, sampling, serving.system_prompt)
+    chain = StaticTree.chain(row["num_draft_tokens"], sampled=row["drafting"] == SAMPLED)
+    return measure(loaded, prompts, chain, length, sampling, serving.system_prompt)
 
 
 def then_row(report: Record, serving: Serving) -> Record:
@@ -74,8 +78,8 @@ def check_drift(
         lacking = "there is no evaluation.json of these weights beside the checkpoint to compare the traffic with"
         return {"drift": note(f"{lacking}: {mend}")}
     row = then_row(report, serving)
-    if row["nodes_per_round"] > row["num_draft_tokens"]:
-        return {"drift": note("the report drafted trees: evaluate again with decoding/shape=chain to compare with it")}
+    if other := _otherwise(report, row):
+        return {"drift": note(f"the report {other} to compare with it")}
     old = [each for each in report["categories"] if _same(each, row)]
     found = {
         "drift": _overall(row, now, report["settings"].get("num_draft_tokens") == "auto"),
@@ -88,6 +92,21 @@ def check_drift(
         mend = f"evaluate the run with decoding.temperature={serving.temperature:g} and give that report"
         found["drift of the temperature"] = note(f"{said}: {mend}")
     return found
+
+
+def _otherwise(report: Record, row: Record) -> str | None:
+    """What the report did that the traffic's chains do not, and how to mend it; None: nothing."""
+    settings, depth = report["settings"], row["num_draft_tokens"]
+    drafted, chains = settings["draft_tree"], [str(StaticTree.chain(depth, sampled)) for sampled in (True, False)]
+    if row["nodes_per_round"] > depth:
+        return "drafted trees: evaluate again with decoding/shape=chain"
+    if drafted.startswith("chain of") and drafted not in chains:
+        return "ended drafts where they were unsure: evaluate again with decoding/shape=chain"
+    if settings.get("grammar"):
+        return "followed a grammar: evaluate again with decoding.grammar=null"
+    if row["temperature"] and settings["rule"] != describe(rejection_sampling):
+        return f"accepted by another rule ({settings['rule']}): evaluate again with decoding/rule=exact"
+    return None
 
 
 def _same(each: Record, row: Record) -> bool:

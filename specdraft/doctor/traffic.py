@@ -15,6 +15,7 @@ from specdraft.data.tokenization.chat import answer_in_words
 from specdraft.decoding.decoder import Decoder
 from specdraft.decoding.metrics import AcceptanceCounts
 from specdraft.decoding.sampling import Sampling
+from specdraft.decoding.shapes import Shape
 from specdraft.doctor.checks import LoadedDrafter
 from specdraft.errors import UserError
 from specdraft.evaluation.bootstrap import Interval, bootstrap_interval
@@ -38,13 +39,13 @@ class Measured:
 def measure(
     loaded: LoadedDrafter,
     prompts: Sequence[Prompt],
-    num_draft_tokens: int,
+    shape: Shape | int,
     max_new_tokens: int,
     sampling: Sampling | None = None,
     system_prompt: str | None = None,
 ) -> list[Measured]:
-    """Decode the first turn of every prompt that leaves room for it, with chains of ``num_draft_tokens``. Raises
-    UserError if none does."""
+    """Decode the first turn of every prompt that leaves room for it, with drafts of ``shape``, a number a
+    chain of as many tokens. Raises UserError if none does."""
     target = loaded.target
     before = [{"role": "system", "content": system_prompt}] if system_prompt else []
     asking = [(prompt, encode(target.tokenizer, [*before, *prompt.opening])) for prompt in prompts]
@@ -54,7 +55,7 @@ def measure(
             f"none of the {len(prompts)} prompts leaves room for {max_new_tokens} tokens, as many as the report decoded"
         )
         raise UserError(f"{said}: give shorter prompts with traffic=")
-    decoder = Decoder(target, loaded.drafter, num_draft_tokens, sampling)
+    decoder = Decoder(target, loaded.drafter, shape, sampling)
     found = []
     generations = decoder.generate_batch([ids for _, ids in asking], max_new_tokens, _BATCH)
     for (prompt, asked), generation in zip(asking, generations, strict=True):

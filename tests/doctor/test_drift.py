@@ -2,15 +2,20 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from specdraft.data.prompts import Prompt
+from specdraft.decoding.rules import Typical, describe
+from specdraft.decoding.shapes import StaticTree
+from specdraft.decoding.stopping import Confidence
 from specdraft.doctor import Level, LoadedDrafter, Serving
 from specdraft.doctor.drift import check_drift, difference, find_report, sample
 from specdraft.errors import UserError
 from specdraft.evaluation import EvaluationSettings, evaluate
+from specdraft.export.vllm import VLLM
 from tests.doctor.common import QUESTIONS
 
 
@@ -138,7 +143,27 @@ def test_reports(loaded, tmp_path, prompts):
         find_report(tmp_path, None)
 
 
-def test_trees_are_not_compared(loaded, report):
-    trees = {**report, "results": [{**report["results"][0], "nodes_per_round": 9}]}
-    found = check_drift(loaded, trees, Serving(), [])
-    assert "the report drafted trees" in found["drift"].sentence
+def test_the_sample_drafts_as_the_report_did(loaded, prompts, target):
+    """Above temperature 0 vLLM's drafts are greedy, and accepted otherwise than sampled ones: with the draws of the
+    report either count is found again."""
+    settings = EvaluationSettings(num_draft_tokens=3, max_new_tokens=16, temperatures=(1.0,))
+    told = evaluate(target, loaded.drafter, prompts, settings, progress=False, engine=VLLM()).to_dict()
+    rows = {row["drafting"]: row | {"beside": False} for row in told["results"]}
+    counts = {drafting: sum(row["accepted_per_position"]) for drafting, row in rows.items()}
+    assert counts["greedy"] != counts["sampled"]
+    for drafting, row in rows.items():
+        now = sample(loaded, {**told, "results": [row]}, prompts, Serving(), 16)
+        assert sum(each.counts.accepted for each in now) == counts[drafting]
+
+
+def test_what_the_traffic_does_not_do_is_not_compared(loaded, report):
+    row = report["results"][0]
+    for result, settings, said in (
+        ({"nodes_per_round": 9}, {}, "drafted trees"),
+        ({}, {"draft_tree": f"{StaticTree.chain(3, stop=Confidence(0.5))}"}, "ended drafts where they were unsure"),
+        ({}, {"grammar": "json"}, "followed a grammar"),
+        ({"temperature": 1.0}, {"rule": describe(Typical())}, r"accepted by another rule \(lossy: Typical"),
+    ):
+        other = {**report, "results": [row | result], "settings": report["settings"] | settings}
+        found = check_drift(loaded, other, Serving(), [])
+        assert re.match(f"the report {said}.*: evaluate again with decoding.* to compare", found["drift"].sentence)
