@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from specdraft.drafters.base import Drafter
 
 _ALIKE = ["target", "benchmark", "prompts", "draft_tree", "batch_size", "rule", "grammar", "drafting"]
-_ALIKE += ["temperatures", "sampling", "max_new_tokens", "dtype"]
-_BEFORE = {"batch_size": 1}  # of evaluations that do not say it
+_ALIKE += ["temperatures", "sampling", "max_new_tokens", "dtype", "mask_drafts", "chat_template_options"]
+_BEFORE = {"batch_size": 1, "chat_template_options": {}}  # of evaluations that do not say it
 _MADE_OF = ("quantization", "retrieval", "inner", "ensemble")  # what tells drafters of one checkpoint apart
 _GATHERED = ("results", "categories", "cost_models", "checks", "advice", "samples")
 

@@ -54,6 +54,16 @@ def test_other_prompts_are_no_comparison():
         gather([evaluation(), other])
 
 
+@pytest.mark.parametrize(("key", "value"), [("chat_template_options", {"thinking": True}), ("mask_drafts", False)])
+def test_another_rendering_or_mask_is_no_comparison(key, value):
+    other, usual = evaluation("medusa", "b"), {"chat_template_options": {}, "mask_drafts": None}
+    other["settings"][key] = usual[key]  # and the other one is from before it was written
+    gather([evaluation(), other])
+    other["settings"][key] = value
+    with pytest.raises(UserError, match=f"differ in {key}"):
+        gather([evaluation(), other])
+
+
 def test_other_sampling_is_no_comparison():
     other = evaluation("medusa", "b")
     neutral = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
