@@ -63,7 +63,7 @@ def bars(results: list[dict]) -> list[str]:
     shown = [result for result in results if result["drafter"] == drafter][:2]
     left, right = 490, 836
     names = [f"T = {result['temperature']:g}: length {result['acceptance_length']:.2f}" for result in shown]
-    parts = heading(left, "Accepted, where the position was reached", names)
+    parts = heading(left, "Accepted, where reached", names)
     for tick in (0, 0.25, 0.5, 0.75, 1):
         parts += level(left, right, BOTTOM - (BOTTOM - TOP) * tick, f"{tick:.0%}")
     positions = len(shown[0]["conditional_acceptance_rate"])
