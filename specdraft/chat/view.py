@@ -10,13 +10,7 @@ from specdraft.chat.speed import Speed
 from specdraft.decoding.trace import ACCEPTED, BONUS, CORRECTED, OWN, REJECTED, Segment
 
 # Named colors are those of the terminal's theme; no color stands alone, as in the report.
-STYLES = {
-    ACCEPTED: "cyan",
-    REJECTED: "dim red strike",
-    CORRECTED: "bold magenta",
-    BONUS: "italic green",
-    OWN: "",
-}
+STYLES = {ACCEPTED: "cyan", REJECTED: "dim red strike", CORRECTED: "bold magenta", BONUS: "italic green", OWN: ""}
 _KEY = {
     ACCEPTED: "accepted draft",
     REJECTED: "rejected draft",

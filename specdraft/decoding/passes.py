@@ -79,13 +79,7 @@ class Pass(NamedTuple):
 
     @classmethod
     def trees(
-        cls,
-        last: Tensor,
-        trees: DraftTrees,
-        lengths: Tensor,
-        longest: int,
-        limit: int,
-        riders: Riders | None = None,
+        cls, last: Tensor, trees: DraftTrees, lengths: Tensor, longest: int, limit: int, riders: Riders | None = None
     ) -> "Pass":
         """The ``last [B]`` emitted tokens, the nodes of the drafts after them, and behind those the ``riders``.
         ``limit``: positions that there are, beyond which only nodes stand that are not alive, and riders."""

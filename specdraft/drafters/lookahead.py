@@ -30,12 +30,7 @@ class Lookahead(Drafter):
     ``keep_pool``: one pool for all requests, instead of one for each."""
 
     def __init__(
-        self,
-        window: int = 7,
-        ngram: int = 5,
-        guesses: int = 7,
-        pool_from_text: bool = True,
-        keep_pool: bool = False,
+        self, window: int = 7, ngram: int = 5, guesses: int = 7, pool_from_text: bool = True, keep_pool: bool = False
     ) -> None:
         """Raises UserError for n-grams of fewer than 3 tokens, and no column or guess."""
         arguments = constructor_arguments(locals())

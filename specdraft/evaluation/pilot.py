@@ -129,11 +129,7 @@ class Pilot:
         return max(seconds[1] / seconds[0] - 1.0, 0.0) if len(seconds) == 2 else 0.0  # unless a text ended at once
 
     def _model(
-        self,
-        way: Way,
-        temperature: float,
-        requests: Sequence[Request],
-        trees: Mapping[Shape, float] | None = None,
+        self, way: Way, temperature: float, requests: Sequence[Request], trees: Mapping[Shape, float] | None = None
     ) -> CostModel | None:
         """What chains of up to ``way.shape``'s length promise, by a pilot's ``requests``, and ``trees`` of which the
         acceptance lengths are known; with the times of the steps. None if nothing was accepted."""

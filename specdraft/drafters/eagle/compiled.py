@@ -19,11 +19,7 @@ T = TypeVar("T")
 
 
 def run_layer(
-    drafter: Drafter,
-    layer: Callable[[Tensor, Tensor, Attends], T],
-    embedded: Tensor,
-    feature: Tensor,
-    attends: Attends,
+    drafter: Drafter, layer: Callable[[Tensor, Tensor, Attends], T], embedded: Tensor, feature: Tensor, attends: Attends
 ) -> T:
     """What ``layer`` makes of its arguments, compiled where the drafter is to be and gradients are wanted. A layer that
     cannot be compiled runs as it is, from then on, with a line that says so."""
