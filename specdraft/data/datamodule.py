@@ -244,12 +244,13 @@ class DataModule(LightningDataModule):
         self.teardown("fit")
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the stream of batches, as Lightning's loop has counted it; the same on every rank."""
+        """The place in the stream of batches, after the last whole step; the same on every rank."""
         if self._sampler is None or self.trainer is None:
             return {}
         # Not "completed": checkpoints are written by hooks that run before Lightning counts that.
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        place = self._sampler.state_dict(self.trainer.current_epoch, progress.processed)
+        accumulate = self.trainer.accumulate_grad_batches
+        place = self._sampler.state_dict(self.trainer.current_epoch, progress.processed // accumulate * accumulate)
         return {"data": self._prepared("train").about["fingerprint"]} | place
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,6 +206,16 @@ def test_a_resumed_run_sees_the_very_same_batches(
     for step in places if num_workers == 0 else [2 * per_epoch + 2]:
         saved = tmp_path / "saved" / f"step={step}.ckpt"
         assert run(data(), steps, tmp_path, [], ckpt_path=saved) == whole[step:], step
+
+
+def test_a_run_that_ends_within_a_step_resumes_before_it(target: Target, library: Path, tmp_path: Path) -> None:
+    data = make(library, tmp_path, batch_size=1)
+    data.prepare(target)
+    data.train_dataloader()
+    loop = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(processed=5)))
+    counts = {"accumulate_grad_batches": 2, "current_epoch": 0, "fit_loop": SimpleNamespace(epoch_loop=loop)}
+    data.trainer = SimpleNamespace(**counts)  # type: ignore[assignment]
+    assert data.state_dict()["sequences"] == 4
 
 
 @pytest.mark.filterwarnings("ignore")

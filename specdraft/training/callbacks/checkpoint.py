@@ -32,14 +32,8 @@ class RunCheckpoint(ModelCheckpoint):
 
     def __init__(self, directory: str | Path, every_n_steps: int, keep: int, asynchronous: bool = False) -> None:
         """Save the last state every ``every_n_steps`` steps; ``asynchronous``: from a copy, in a thread."""
-        super().__init__(
-            directory,
-            "best",
-            "acceptance_length",
-            mode="max",
-            auto_insert_metric_name=False,
-            enable_version_counter=False,
-        )
+        names: Any = {"auto_insert_metric_name": False, "enable_version_counter": False}
+        super().__init__(directory, "best", "acceptance_length", mode="max", **names)
         self.directory = Path(directory)
         self.live: LiveAcceptance | None = None
         self.stop: StopSignal | None = None
@@ -75,24 +69,43 @@ class RunCheckpoint(ModelCheckpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Save what is due at the end of an optimizer step, as gradients of accumulated batches are in no checkpoint.
         Raises Interrupted once the state is safe."""
-        step = trainer.global_step
-        if step == self._step:
+        if trainer.global_step == self._step:
             return
-        self._step = step
-        stopping = self.stop is not None and self.stop.agreed(trainer)
+        self._step = trainer.global_step
+        if self._save(trainer, cast(DrafterModule, pl_module), trainer.global_step >= trainer.max_steps):
+            pl_module.on_train_batch_end(*args, **kwargs)  # it would come after us, and logs this step
+            raise Interrupted(self.directory / LAST, self._step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what a run has that ends before ``trainer.max_steps``, after a time, say: as at the end of its last
+        batch, although Lightning has counted batch and epoch by now. Epochs are no other occasion of ours."""
+        if trainer.global_step >= trainer.max_steps or not trainer.fit_loop.done:
+            return
+        progress = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
+        counted = [each.state_dict() for each in progress]
+        for epochs, batches in zip(*((each.current, each.total) for each in progress), strict=True):
+            epochs.processed, epochs.completed = epochs.processed - 1, epochs.processed - 1
+            batches.completed = batches.processed - 1
+        stopping = self._save(trainer, cast(DrafterModule, pl_module), ending=True)
+        for each, state in zip(progress, counted, strict=True):
+            each.load_state_dict(state)
+        if stopping:
+            raise Interrupted(self.directory / LAST, trainer.global_step)
+
+    def _save(self, trainer: Trainer, module: DrafterModule, ending: bool) -> bool:
+        """Save what is due; whether the run was asked to stop."""
+        step, stopping = trainer.global_step, self.stop is not None and self.stop.agreed(trainer)
         measured = self.live is not None and self.live.measured_step == step
-        ending = stopping or step >= trainer.max_steps
+        ending = ending or stopping
         if measured or ending or (self.interval > 0 and step % self.interval == 0):
-            with cast(DrafterModule, pl_module).activity.during(SAVING):
+            with module.activity.during(SAVING):
                 self._settle(trainer)
                 if self.live is not None and measured and self.live.best_step == step:
                     self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
                 self._save_last(trainer)
                 if ending or self.background is None:
                     self._settle(trainer)
-        if stopping:
-            pl_module.on_train_batch_end(*args, **kwargs)  # it would come after us, and logs this step
-            raise Interrupted(self.directory / LAST, step)
+        return stopping
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save the state on an unforeseen error, in a single process (one rank's error must not start a collective).
@@ -132,9 +145,6 @@ class RunCheckpoint(ModelCheckpoint):
                 old.unlink()
         self._unlinked = None
         return failure
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nothing: epochs are no occasion of ours."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Nothing."""

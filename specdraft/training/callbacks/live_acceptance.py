@@ -126,10 +126,17 @@ class LiveAcceptance(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Measure when it is time."""
-        module = cast(DrafterModule, pl_module)
         step = trainer.global_step
-        due = self.every_n_steps > 0 and step % self.every_n_steps == 0
-        if step and step != self.measured_step and (due or step >= trainer.max_steps):
+        if step >= trainer.max_steps or (self.every_n_steps > 0 and step % self.every_n_steps == 0):
+            self._measure_once(trainer, cast(DrafterModule, pl_module))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run may end before ``trainer.max_steps``: after a time, say, or as another callback wishes."""
+        if trainer.fit_loop.done:
+            self._measure_once(trainer, cast(DrafterModule, pl_module))
+
+    def _measure_once(self, trainer: Trainer, module: DrafterModule) -> None:
+        if trainer.global_step not in (0, self.measured_step):
             module.stopwatch.pause()
             with module.activity.during("a live measurement"):
                 self.measure(trainer, module)

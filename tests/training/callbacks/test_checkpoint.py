@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from lightning import Callback
+from lightning.pytorch.callbacks import EarlyStopping
 
 from specdraft.training.checkpoints.file import CheckpointFile, is_whole
 from specdraft.training.checkpoints.resume import find_resume
@@ -79,6 +80,29 @@ def test_resumed_run_equals_the_undisturbed_one(make_run, tmp_path, asynchronous
     assert rest.losses == whole.losses[7:]
     for ours, theirs in zip(rest.drafter.parameters(), whole.drafter.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_run_that_ends_before_its_last_step_is_measured_and_saved(make_run, tmp_path):
+    trainer, whole, data, *_ = make_run(tmp_path / "whole", max_steps=12, val_check_interval=5, every=0)
+    trainer.fit(whole, data)
+
+    early = EarlyStopping("validation/loss", stopping_threshold=1e9)
+    options = {"max_steps": 12, "val_check_interval": 5, "every": 0}
+    trainer, part, data, live, _ = make_run(tmp_path / "part", callbacks=[early], **options)
+    trainer.fit(part, data)
+    assert live.measured_step == live.best_step == 5 and (tmp_path / "part" / "drafter").is_dir()
+    names = sorted(path.name for path in (tmp_path / "part" / "checkpoints").iterdir())
+    assert names == ["best.ckpt", "last.ckpt", "step-000003.ckpt", "step-000005.ckpt"]
+    trainer, rest, data, *_ = make_run(tmp_path / "rest", **options)
+    trainer.fit(rest, data, ckpt_path=tmp_path / "part" / "checkpoints" / "last.ckpt")
+    assert part.losses + rest.losses == whole.losses
+
+    trainer, epoch, data, live, _ = make_run(tmp_path / "epoch", max_epochs=1, **options)
+    data.batches = 7
+    trainer.fit(epoch, data)
+    assert live.measured_step == 7 and trainer.current_epoch == 1
+    loops = torch.load(tmp_path / "epoch" / "checkpoints" / "last.ckpt")["loops"]["fit_loop"]
+    assert loops["epoch_progress"]["current"]["processed"] == 0  # as after any other batch
 
 
 def test_error_inside_a_step_leaves_a_resumable_checkpoint(make_run, tmp_path):
