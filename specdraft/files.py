@@ -1,5 +1,6 @@
 """Files that are whole or absent: everything is written under a temporary name and renamed into place."""
 
+import errno
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 from specdraft.errors import UserError
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EMBEDDED = "embedded://"
 
 
@@ -46,12 +48,28 @@ def _sibling(path: Path) -> Path:
 
 
 @contextmanager
+def _full_disk_named(path: Path) -> Iterator[None]:
+    """Raises UserError for a disk without room, of which neither a file's ``write`` nor safetensors says whose."""
+    try:
+        yield
+    except Exception as error:
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        code = error.errno if isinstance(error, OSError) else said and int(said[1])
+        if code not in FULL_DISK:
+            raise
+        mend = "free some space or choose another place"
+        raise UserError(f"{path} cannot be written ({os.strerror(code)}): {mend}") from error
+
+
+@contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; it takes ``path``'s place when the block ends without an error."""
+    """Yield a temporary path beside ``path``; it takes ``path``'s place when the block ends without an error. Raises
+    UserError where the disk is full."""
     make_directory(path.parent)
     temporary = _sibling(path)
     try:
-        yield temporary
+        with _full_disk_named(path):
+            yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -67,12 +85,14 @@ def write_text(path: Path, text: str) -> Path:
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory beside ``path``; it replaces ``path`` when the block ends without an error. Whoever
-    may read the directory may read its files, whatever wrote them: safetensors gives them to their owner alone."""
+    may read the directory may read its files, whatever wrote them: safetensors gives them to their owner alone. Raises
+    UserError where the disk is full."""
     make_directory(path.parent)
     temporary, previous = _sibling(path), _sibling(path)
     temporary.mkdir()
     try:
-        yield temporary
+        with _full_disk_named(path):
+            yield temporary
         readable = temporary.stat().st_mode & 0o444
         for file in temporary.rglob("*"):
             file.chmod(file.stat().st_mode | readable)

@@ -71,6 +71,12 @@ def test_what_the_task_returns_reaches_a_sweeper(tmp_path: Path):
     assert "returned 10" in done.stdout, done.stderr
 
 
+def test_a_full_disk_is_one_sentence(tmp_path: Path):
+    done = call(tmp_path, task='Path("/dev/full").write_text("more")')
+    said = "a file cannot be written (No space left on device): free some space or choose another place"
+    assert done.returncode == 2 and done.stderr == f"error: {said}\n"
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

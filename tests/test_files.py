@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specdraft.errors import UserError
@@ -44,6 +45,23 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="half-way"):
         interrupted(atomic_directory(path), lambda temporary: (temporary / "c").touch())
     assert entries(path) == ["b"] and entries(tmp_path) == ["directory"]
+
+
+def test_a_full_disk_is_named_with_what_was_to_be_written(tmp_path):
+    def fill(*_):
+        Path("/dev/full").write_text("more")
+
+    path = tmp_path / "name"
+    for write in (atomic_file, atomic_directory):
+        with pytest.raises(UserError, match=f"{path} cannot be written .No space left on device.: free some space"):
+            interrupted(write(path), fill)
+        with pytest.raises(UserError, match=f"{path} cannot be written .File too large.: free some space"):
+            interrupted(write(path), lambda _: _too_large_for_safetensors())
+    assert entries(tmp_path) == []
+
+
+def _too_large_for_safetensors():
+    raise SafetensorError("Error while serializing: I/O error: File too large (os error 27)")
 
 
 def test_who_may_read_a_directory_may_read_its_files(tmp_path):
