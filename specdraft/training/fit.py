@@ -33,6 +33,7 @@ from specdraft.training.boosting import Earlier
 from specdraft.training.callbacks import find_callback
 from specdraft.training.callbacks.live_acceptance import LiveAcceptance
 from specdraft.training.callbacks.rank_heartbeat import broken_connections_explained
+from specdraft.training.checkpoints.file import checkpoint_step
 from specdraft.training.checkpoints.resume import CHECKPOINTS
 from specdraft.training.devices import uses_gpus, wants_compiled
 from specdraft.training.gloo import wait_for_gloo
@@ -98,6 +99,9 @@ def fit(config: DictConfig, target: Target, data: DataModule, loggers: list[Logg
         wait_for_gloo()
         torch.set_float32_matmul_precision("highest")  # the evaluation compares tokens exactly
         close(loggers)
+    if run.resume is not None and trainer.global_step == checkpoint_step(run.resume):
+        what = f"no step was trained behind {run.resume}: what ended that run, such as trainer.max_time, counts on here"
+        raise UserError(f"{what}; raise it or leave it out")
     if trainer.is_global_zero:
         print(f"\n{summary(module, find_callback(trainer, LiveAcceptance), time.perf_counter() - started)}")
     return module

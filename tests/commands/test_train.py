@@ -438,6 +438,15 @@ def test_a_finished_run_is_not_resumed(train, arguments, tmp_path):
     assert not (second / "drafter").exists()
 
 
+def test_a_run_that_its_time_ended_at_once_says_so(train, arguments, tmp_path):
+    first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
+    quick = [*arguments, "evaluate=false", "export=null", "live.every_n_steps=0", "+trainer.max_time=00:00:00:01"]
+    assert train(*quick, "trainer.max_steps=1000", f"hydra.run.dir={first}")[0] == 0
+    assert (first / "drafter").is_dir() and (first / "checkpoints" / "last.ckpt").exists()
+    status, _, err = train(*quick, "trainer.max_steps=1000", f"hydra.run.dir={second}", "resume=auto")
+    assert status == 2 and "error: no step was trained behind " in err and "such as trainer.max_time" in err
+
+
 def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path, monkeypatch):
     first, second = tmp_path / "family" / "first", tmp_path / "family" / "second"
     quick = [*arguments, "evaluate=false", "export=null", "trainer.max_steps=1", "live.every_n_steps=0"]
