@@ -7,6 +7,7 @@ checkpoint, no strategy ever sees it (a registered frozen target is saved again 
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -73,8 +74,6 @@ class DrafterModule(LightningModule):
         self._logged_step = 0
         self._seed = torch.initial_seed()
 
-    # --- steps ------------------------------------------------------------------------------------------------------
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of one packed batch."""
         torch.manual_seed(self._place(batch_idx))  # for layers that draw by themselves, such as dropout
@@ -118,8 +117,6 @@ class DrafterModule(LightningModule):
         # Of the run's seed and the batch's place alone, so that a resumed run draws the same with no state to restore.
         # Hashes of integers are the same in every process.
         return hash((self._seed, self.global_step, batch_idx, self.global_rank)) % 2**63
-
-    # --- logging ----------------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
         """Bring the target to this rank's device."""
@@ -207,8 +204,10 @@ class DrafterModule(LightningModule):
         self.waiting.pause()
 
     def on_validation_epoch_end(self) -> None:
-        """Log the counts of the whole validation split."""
+        """Log the counts of the whole validation split; a check before training may have seen a part of it alone."""
         counts = self._validation.take(self.gather)
+        if self.trainer.sanity_checking and self.trainer.num_sanity_val_steps != math.inf:
+            return
         self.publish({f"validation/{name}": value for name, value in ratios(counts).items()})
 
     def on_validation_end(self) -> None:
@@ -232,8 +231,6 @@ class DrafterModule(LightningModule):
         everywhere: list[Any] = [None] * self.trainer.world_size
         torch.distributed.all_gather_object(everywhere, values)
         return everywhere
-
-    # --- optimizer and checkpoints ----------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
         """The optimizer and its schedule over ``trainer.max_steps``."""

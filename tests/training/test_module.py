@@ -85,3 +85,13 @@ def test_a_clock_that_goes_backwards_breaks_no_curve(make_run, tmp_path, monkeyp
     names = ("train/tokens_per_second", "live_acceptance_seconds")
     rates = [float(row[name]) for row in rows for name in names if row[name]]
     assert len(rates) == 6 and all(rate > 0 for rate in rates)
+
+
+def test_a_check_before_training_is_logged_if_it_saw_the_whole_split(make_run, tmp_path):
+    for batches, steps in ((1, {1}), (-1, {0, 1})):
+        logger = CSVLogger(tmp_path, name=str(batches), version="")
+        options = {"max_steps": 1, "val_check_interval": 1, "num_sanity_val_steps": batches, "logger": logger}
+        trainer, module, data, *_ = make_run(tmp_path / str(batches) / "run", **options)
+        trainer.fit(module, data)
+        rows = csv.DictReader((tmp_path / str(batches) / "metrics.csv").open())
+        assert {int(row["step"]) for row in rows if row["validation/loss"]} == steps
