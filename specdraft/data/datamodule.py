@@ -184,6 +184,10 @@ class DataModule(LightningDataModule):
                 )
             sampler.load_state_dict(self._resume)
         self._sampler = sampler
+        trainer, batches = self.trainer, len(sampler) // self.batch_size
+        if trainer is not None and trainer.check_val_every_n_epoch and trainer.val_check_interval > batches:
+            what = f"trainer.val_check_interval is {trainer.val_check_interval}, and an epoch has {batches:,} batches"
+            raise UserError(f"{what}: lower it, or set trainer.check_val_every_n_epoch=null to count across epochs")
         return self._loader("train", sampler)
 
     def step_batch(self, batch_idx: int) -> Batch:
@@ -225,8 +229,7 @@ class DataModule(LightningDataModule):
 
     def _workers(self) -> int:
         """Of each loader: two where the hidden states of a store go to a GPU, whose host has cores to spare. Elsewhere
-        none: making a packed batch takes less than handing it over, and on a CPU they would take the training's cores.
-        """
+        none: making a packed batch takes less than handing it over, and on a CPU they would take training's cores."""
         if self.num_workers is not None:
             return self.num_workers
         if self._store is None or self.trainer is None or not self._on_gpu():

@@ -208,6 +208,15 @@ def test_a_resumed_run_sees_the_very_same_batches(
         assert run(data(), steps, tmp_path, [], ckpt_path=saved) == whole[step:], step
 
 
+def test_an_epoch_without_a_validation_is_refused(target: Target, library: Path, tmp_path: Path) -> None:
+    data = make(library, tmp_path)
+    data.prepare(target)
+    options = {"accumulate_grad_batches": 1, "global_rank": 0, "world_size": 1, "max_steps": -1, "global_step": 0}
+    data.trainer = SimpleNamespace(**options, check_val_every_n_epoch=1, val_check_interval=250)  # type: ignore
+    with pytest.raises(UserError, match="val_check_interval is 250, and an epoch has"):
+        data.train_dataloader()
+
+
 def test_a_run_that_ends_within_a_step_resumes_before_it(target: Target, library: Path, tmp_path: Path) -> None:
     data = make(library, tmp_path, batch_size=1)
     data.prepare(target)
