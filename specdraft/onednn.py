@@ -140,8 +140,7 @@ class _LearnedProduct(torch.autograd.Function):
 
 @contextmanager
 def learning(module: nn.Module) -> Iterator[None]:
-    """Inside, the plain linear layers of the module that learn in fp32 on a CPU are ``LearnedLinear``, where that is
-    faster."""
+    """Inside, plain linear layers of the module that learn in fp32 on a CPU are ``LearnedLinear``, where faster."""
     layers = [
         each
         for each in module.modules()

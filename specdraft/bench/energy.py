@@ -15,8 +15,7 @@ class EnergyMeter:
     """Joules since the meter was last read. ``sources``: what is read, empty where energy cannot be measured."""
 
     def __init__(self, powercap: Path = _POWERCAP, nvml: Any = None) -> None:
-        """powercap: where the kernel shows its counters. nvml: the module ``pynvml``; None: imported, if there is
-        one."""
+        """powercap: where the kernel shows its counters. nvml: the module ``pynvml``; None: imported, if there."""
         self._counters = [*_rapl(powercap), *_gpus(nvml)]
         self.sources = [name for name, _, _ in self._counters]
         self._last = self._now()

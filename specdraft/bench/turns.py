@@ -91,8 +91,7 @@ class Bench:
             self.cache_tokens[name] = found.cache_tokens if found else None
 
     def run(self, questions: Sequence[Question], loads: Sequence[Load], rounds: int, bar: Bar) -> Iterator[Block]:
-        """Round by round, load by load, block by block, the contenders in turns. Raises UserError where an engine of
-        ours dies."""
+        """Round by round, load by load, block by block, the contenders in turns. Raises UserError where ours dies."""
         names, number = list(self.places), 0
         for round_number in range(rounds):
             for load in loads:

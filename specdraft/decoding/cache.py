@@ -113,8 +113,7 @@ class StaticCache(Cache):
         self.places.begin(reading, first)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copy places ``[B, m]`` of the first B requests to others: the accepted nodes of a tree move up to where the
-        text goes on."""
+        """Copy places ``[B, m]`` of the first B requests to others: accepted nodes move up to where the text ends."""
         rows = torch.arange(len(source), device=source.device)[:, None]
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):

@@ -81,8 +81,7 @@ class Compilable:
         self._amiss = False
 
     def __call__(self, width: int, *arguments: Any) -> Any:
-        """The function of these arguments, a pass of that many tokens a request. It must give the same if it is called
-        twice."""
+        """The function of these arguments, a pass of that many tokens a request. Called twice, it gives the same."""
         if not _active.get() or self._amiss:
             return self.function(*arguments)
         graphs, started = _graphs(), time.perf_counter()

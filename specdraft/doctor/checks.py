@@ -83,8 +83,7 @@ class LoadedDrafter:
         return bool(self.checkpoint) and "imported_from" not in self.checkpoint.get("extra", {})
 
     def recorded(self, part: str, key: str) -> Any:
-        """What the checkpoint, or an export of its target, says of data, decoding, training or target; None if it
-        does not."""
+        """What the checkpoint, or an export of its target, says of data, decoding, training or target, or None."""
         return (self.checkpoint or self.provenance).get("extra", {}).get(part, {}).get(key)
 
     def served_dtype(self, serving: Serving) -> str:

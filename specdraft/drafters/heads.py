@@ -75,8 +75,7 @@ class Heads(LastState):
 
     @abstractmethod
     def hidden(self, head: int, last: Tensor, path: Tensor) -> Tensor:
-        """What a head projects, ``[n, H]``. last: ``[n, H]``. path: ``[n, head + 1]``, the tokens from the emitted one
-        on."""
+        """What a head projects, ``[n, H]``. last: ``[n, H]``. path: ``[n, head + 1]``, tokens from the emitted on."""
 
     @property
     def projections(self) -> list[DraftHead]:

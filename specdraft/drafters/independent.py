@@ -1,5 +1,4 @@
-"""An independent draft as ``conf/model/draft.yaml`` describes it: of one token a pass or of all of them, and
-of whatever tokenizer."""
+"""An independent draft as ``conf/model/draft.yaml`` describes it: one token a pass or all, of whatever tokenizer."""
 
 from typing import Any
 

@@ -91,8 +91,7 @@ class Slem(TextDrafter):
         return self._cut(tokens[-self.lookbehind :], said)[:length]
 
     def _cut(self, before: list[int], said: str) -> list[int]:
-        """Text in the target's tokens, as it is cut behind the tokens ``before``; alone, where that would cut these
-        otherwise."""
+        """Text in the target's tokens, as cut behind the tokens ``before``; alone, where that would cut these anew."""
         assert self.target is not None
         tokenizer = self.target.tokenizer
         whole = tokenizer.encode(_decoded(tokenizer, before) + said, add_special_tokens=False)

@@ -35,8 +35,7 @@ class Suffix(TextDrafter):
         max_spec_factor: float = 1.0,
         min_token_prob: float = 0.1,
     ) -> None:
-        """Raises UserError for a depth below 2, which leaves nothing to draft, negative limits, and what is no
-        probability."""
+        """Raises UserError for a depth below 2, which leaves nothing to draft, negative limits, and no probability."""
         arguments = constructor_arguments(locals())
         super().__init__()
         for name, value, right, wanted in (

@@ -174,8 +174,7 @@ class EvaluationSettings:
         return self._shaped(temperature) == self.served
 
     def unmeasured(self, target: "Published") -> str | None:
-        """How engines sample this target by default, where it is published with a word about it and none of the
-        temperatures is that."""
+        """How engines sample this target by default, where it is published so and none of the temperatures is that."""
         if not {"temperature", *SHAPING} & target.generation_settings.keys():
             return None
         with suppress(UserError):  # which "served" would raise

@@ -54,8 +54,7 @@ _agreeing: dict[tuple[Divergence, torch.device], bool] = {}
 
 
 def agrees(other: Comparison, divergence: Divergence, device: torch.device) -> bool:
-    """Whether a kernel gives what torch gives, asked once a divergence and device. Else, with one warning, it is not
-    used."""
+    """Whether a kernel gives what torch gives, asked once a divergence and device. Else, with a warning, it is not."""
     if (divergence, device) not in _agreeing:
         try:
             amiss = _difference(other, Eager(divergence, 4, 150, torch.float32, device), device)

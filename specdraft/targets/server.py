@@ -38,8 +38,7 @@ def extracted(target: LanguageModel, layers: Sequence[int]) -> list[int]:
 
 
 class Server:
-    """A server that somebody started, or several; docs/store.md says how. Their files lie on a disk that this process
-    sees."""
+    """A server that somebody started, or several; docs/store.md says how. This process sees the disk of their files."""
 
     def __init__(self, url: str | Sequence[str], model: str | None = None, **options: Any) -> None:
         """Check the settings; nothing is sent yet. ``model``: None takes the first one served. ``options`` are those of

@@ -21,8 +21,7 @@ class MaskedText:
     has, which are as many as ``alignment`` has positions for at that step; depths without any are left out."""
 
     def __init__(self, alignment: Alignment, mask_token: int) -> None:
-        """``alignment``: of a step for every depth, the text's own being the first. The anchor of its position r is
-        token r+1."""
+        """``alignment``: of a step for every depth, the text's own first. The anchor of its position r is token r+1."""
         self.anchors = [at + 1 for at in alignment.supervised[1:] if len(at)]  # [n] each, all among those before
         here, size = alignment.positions, len(alignment.positions)
         self.parts = [size, *map(len, self.anchors)]

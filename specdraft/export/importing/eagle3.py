@@ -100,8 +100,7 @@ def _layer_type(published: Mapping[str, Any]) -> str:
 
 
 def _flat(published: Mapping[str, Any]) -> dict[str, Any]:
-    """One level of keys. speculators keeps the layer's apart; its EAGLE-3 heads norm before the residual unless told
-    otherwise."""
+    """One level of keys. speculators keeps the layer's apart; its EAGLE-3 heads norm before the residual by default."""
     if "speculators_model_type" not in published:
         return dict(published) | dict(published.get("eagle_config") or {})  # where both speak, vLLM believes the latter
     layer = dict(published.get("transformer_layer_config") or {})

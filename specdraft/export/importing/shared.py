@@ -33,8 +33,7 @@ def refuse_layers(layers: Sequence[int] | None, reads: str) -> None:
 
 
 def drop_borrowed(target: Target, tensors: dict[str, Tensor], title: str, prefix: str = "") -> None:
-    """Leave out the embedding and projection of ``tensors``, which are the target's. Raises UserError if they are
-    not."""
+    """Leave out the embedding and projection of ``tensors``, the target's own. Raises UserError if they are not."""
     weights = {f"{prefix}embed_tokens.weight": target.embedding_weight, "lm_head.weight": target.head.weight}
     for name, weight in weights.items():
         own = tensors.pop(name, None)

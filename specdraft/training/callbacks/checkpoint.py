@@ -26,9 +26,8 @@ class RunCheckpoint(ModelCheckpoint):
     """``best.ckpt`` by live acceptance length, and the last ``keep`` states as ``step-NNNNNN.ckpt``.
 
     A state is saved every so many steps, after each measurement, at the end, and when interrupted. ``last.ckpt`` is a
-    link to the newest; an earlier one is what a run resumes from if the newest is damaged.
-
-    Files may be written while training goes on. They are waited for before the next one, and before training ends."""
+    link to the newest; an earlier one is what a run resumes from if the newest is damaged. Files may be written while
+    training goes on. They are waited for before the next one, and before training ends."""
 
     def __init__(self, directory: str | Path, every_n_steps: int, keep: int, asynchronous: bool = False) -> None:
         """Save the last state every ``every_n_steps`` steps; ``asynchronous``: from a copy, in a thread."""

@@ -92,8 +92,7 @@ class LiveAcceptance(Callback):
         sampling: Sampling | Callable[[Published], Sampling] | None = None,
         max_new_tokens: int = 64,
     ) -> None:
-        """Decode ``prompts``: token ids, or how many validation prompts of the data. ``sampling`` may be a function of
-        the target."""
+        """``prompts``: token ids, or how many of the data's for validation; ``sampling``: or from the target."""
         self.prompts: Sequence[Sequence[int]] = () if isinstance(prompts, int) else prompts
         self.num_prompts = prompts if isinstance(prompts, int) else None
         self.categories = [""] * len(self.prompts)  # of each prompt; acceptance is counted by them as well
@@ -248,8 +247,7 @@ class LiveAcceptance(Callback):
 def first_sampling(
     target: Published, temperature: float | str | Sequence[float | str], **given: float | None
 ) -> Sampling:
-    """At the first of the temperatures that the evaluation decodes at; ``given``: what else shapes the distribution.
-    Raises UserError."""
+    """At the evaluation's first temperature; ``given``: what else shapes the distribution. Raises UserError."""
     first = temperature if isinstance(temperature, int | float | str) else temperature[0]
     return shaped(sampling_at(target, first), given)
 
