@@ -49,6 +49,10 @@ def check_values(config: DictConfig) -> None:
 def _check_trainer(trainer: Mapping[str, Any]) -> None:
     for name in ("enable_model_summary", "use_distributed_sampler"):
         check_switch(f"trainer.{name}", trainer.get(name, False))
+    for name in ("limit_train_batches", "overfit_batches"):
+        if (given := trainer.get(name)) is not None:
+            mend = "leave it out; trainer.max_steps and data.limit say how much is trained on"
+            raise UserError(f"trainer.{name} is {given}: expected none, as an epoch has whole optimizer steps; {mend}")
     clip: Any = trainer.get("gradient_clip_val")
     batches: Any = trainer.get("limit_val_batches")
     epochs = trainer.get("check_val_every_n_epoch")

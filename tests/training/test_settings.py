@@ -21,6 +21,8 @@ from specdraft.training.settings import check_values
         ("trainer.num_sanity_val_steps=some", "trainer.num_sanity_val_steps is some"),
         ("trainer.check_val_every_n_epoch=x", "trainer.check_val_every_n_epoch is x: expected .* or null"),
         ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps is 0"),
+        ("+trainer.limit_train_batches=3", "trainer.limit_train_batches is 3: expected none, as .* leave it out"),
+        ("+trainer.overfit_batches=2", "trainer.overfit_batches is 2: expected none"),
         ("trainer.enable_model_summary=no", "trainer.enable_model_summary is no: expected true or false"),
         ("data.batch_size=abc", "data.batch_size is abc"),
         ("planning.disk=0", "planning.disk is 0: expected a positive number"),
