@@ -65,8 +65,7 @@ def grow(
     chance: Chance | None,
     vocabulary: Vocabulary,
 ) -> DraftTrees:
-    """Grow drafts of this shape; ``logits [B, Vd]`` are those after the last emitted tokens. ``chance`` is not asked
-    for greedy drafts."""
+    """Grow drafts of this shape; ``logits [B, Vd]`` follow the last emitted tokens. Greedy drafts ask no ``chance``."""
     if isinstance(shape, ForcedPath):
         return _grow_forced(logits, extend, shape, vocabulary)
     if isinstance(shape, DynamicTree):

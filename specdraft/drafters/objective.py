@@ -53,8 +53,7 @@ def call_with_weights(heads: Sequence[DraftHead], use: Callable[[list[Tensor]], 
 def objective(
     weights: Tensor | Sequence[Head], teacher: Teacher, steps: Sequence[Step], divergence: Divergence
 ) -> TrainingLoss:
-    """The loss of a draft's steps, at least one, each looking one position further than the one before, and their
-    ``step_metrics``."""
+    """The loss of a draft's steps, at least one, each a position further than the one before, and ``step_metrics``."""
     loss, results = distillation_loss(weights, teacher, steps, divergence)
     return TrainingLoss(loss, step_metrics(steps, results), (steps[0].positions, results[0].matched))
 

@@ -167,8 +167,7 @@ class CeL1:
 
 
 def divergence(spec: str | Mapping[str, Any]) -> Divergence:
-    """The divergence of that name, or ``{"name": name, option: value}``. Raises UserError for a name or an option that
-    there is not."""
+    """The divergence of that name, or ``{"name": name, option: value}``. Raises UserError for unknown ones."""
     options = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     name = options.pop("name", None)
     if name not in DIVERGENCES:

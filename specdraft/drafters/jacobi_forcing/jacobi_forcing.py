@@ -112,8 +112,7 @@ class JacobiForcing(Jacobi):
         return self._learning[1]
 
     def noisy_text(self, batch: Batch, model: LanguageModel) -> NoisyText:
-        """The batch and its guesses. Nothing is drawn by chance outside of training, where every guess is the last
-        right token again."""
+        """The batch and its guesses. Outside training nothing is drawn: every guess is the last right token again."""
         text = NoisyText(batch, self.schedule)
         if self.training:
             text.guess_from_text(self.from_text)
