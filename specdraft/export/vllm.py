@@ -14,6 +14,9 @@ from specdraft.export.layout import TITLES, Layout
 _WITHOUT_EAGLE3 = ["Cohere", "Cohere2", "Exaone4", "Falcon", "Gemma", "Gemma2", "Gemma3", "Glm4", "Glm4Moe"]
 _WITHOUT_EAGLE3 += ["GraniteMoe", "Mixtral", "Olmoe", "Qwen2Moe", "StableLm"]
 
+# Those whose classes there have no projection of their own, which an EAGLE-1 head is to share.
+_WITHOUT_PROJECTION = ["Cohere", "Cohere2", "Gemma2"]
+
 # Parts of a path from which vLLM concludes a method of its own, whatever the configuration says.
 _TELLING = ("eagle-", "eagle3", "dflash", "dspark")
 
@@ -48,18 +51,19 @@ class VLLM(Engine):
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """The layout as it is.
-        Raises UserError for targets that vLLM serves, but hands out no hidden states of, and for a directory whose name
-        would make vLLM load the drafter as something else."""
+        Raises UserError for targets that vLLM serves, but hands out no hidden states or no projection of, and for a
+        directory whose name would make vLLM load the drafter as something else."""
         layout = super().accept(layout, target, directory)
-        architecture = target.get("architecture")
-        if (
-            layout.family in ("eagle3", "p_eagle", "dflash", "dspark")
-            and str(architecture).removesuffix("ForCausalLM") in _WITHOUT_EAGLE3
-        ):
+        architecture = str(target.get("architecture"))
+        kind, cannot = architecture.removesuffix("ForCausalLM"), f"vLLM cannot serve a {layout.title} for the target"
+        if layout.family in ("eagle3", "p_eagle", "dflash", "dspark") and kind in _WITHOUT_EAGLE3:
             raise UserError(
-                f"vLLM cannot serve a {layout.title} for the target architecture {architecture}: expected one that "
-                "hands out auxiliary hidden states there, as Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
+                f"{cannot} architecture {architecture}: expected one that hands out auxiliary hidden states there, as "
+                "Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
             )
+        if layout.family == "eagle" and kind in _WITHOUT_PROJECTION:
+            wrong = f"{cannot} architecture {architecture}, whose class there has no lm_head that the head could share"
+            raise UserError(f"{wrong}: expected another target; train model=mtp, medusa or draft for this one")
         telling = [part for part in _TELLING if part in str(directory.resolve()).lower()]
         if layout.family in ("medusa", "draft_model", "pard", "tli_draft", "mtp") and telling:
             raise UserError(

@@ -146,6 +146,15 @@ def test_medusa_drafts_no_further_than_its_heads(exported):
 # --- EAGLE-1 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["Gemma2", "Cohere", "Cohere2"])
+def test_an_eagle_head_whose_target_has_no_projection_in_vllm_is_refused_there(exported, kind):
+    about = {"architecture": f"{kind}ForCausalLM"}
+    with pytest.raises(UserError, match=f"architecture {kind}ForCausalLM, whose class there has no lm_head"):
+        exported(VLLM(), "eagle", about)
+    exported(SGLang(), "eagle", about)
+    exported(VLLM(), "mtp", about)  # brings a projection
+
+
 @pytest.mark.parametrize("engine", [VLLM, SGLang])
 def test_eagle_files(exported, engine):
     head, config, tensors, _ = exported(engine(), "eagle")
