@@ -69,6 +69,7 @@ def about_target(target: Target) -> dict[str, Any]:
         "num_hidden_layers": target.num_layers,
         "vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_length,
+        "logit_scale": target.logit_scale,
         "chat_template_hash": template_hash(target.tokenizer),
         "chat_template_options": options_of(target.tokenizer),
         **ids,

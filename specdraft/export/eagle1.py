@@ -1,8 +1,9 @@
 """The EAGLE-1 layout, as published and as vLLM's method ``eagle`` loads it.
 
 H = hidden size of head and target. Embedding and LM head are the target's: engines share both when the file has
-neither. vLLM knows the head by the architecture of its layer (LlamaForCausalLM becomes EagleLlamaForCausalLM); SGLang
-wants a name of its own and a bias (``sglang.py``)."""
+neither. What the target multiplies its logits by vLLM has to be told, as samples of the drafts depend on it. vLLM
+knows the head by the architecture of its layer (LlamaForCausalLM becomes EagleLlamaForCausalLM); SGLang wants a name of
+its own and a bias (``sglang.py``)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ def layout(drafter: Drafter, target: Mapping[str, Any], dtype: str) -> Layout:
     sizes = [key for key in SIZES if key != "draft_vocab_size"]
     config = head_config(("LlamaForCausalLM", "llama"), sizes, drafter.config(), target, dtype)
     check_config(config, sizes)
+    config |= {"logit_scale": scale} if (scale := target.get("logit_scale", 1.0)) != 1.0 else {}
     state = drafter.state_dict()
     tensors = cast({name.replace("midlayer.", "layers.0."): tensor for name, tensor in state.items()}, dtype)
     h = config["hidden_size"]

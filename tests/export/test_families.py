@@ -146,6 +146,11 @@ def test_medusa_drafts_no_further_than_its_heads(exported):
 # --- EAGLE-1 ----------------------------------------------------------------------------------------------------------
 
 
+def test_an_eagle_head_tells_vllm_what_its_target_multiplies_logits_by(exported):
+    assert exported(VLLM(), "eagle", {"logit_scale": 0.125})[1]["logit_scale"] == 0.125
+    assert "logit_scale" not in exported(VLLM(), "eagle")[1]
+
+
 @pytest.mark.parametrize("kind", ["Gemma2", "Cohere", "Cohere2"])
 def test_an_eagle_head_whose_target_has_no_projection_in_vllm_is_refused_there(exported, kind):
     about = {"architecture": f"{kind}ForCausalLM"}
