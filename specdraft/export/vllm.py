@@ -63,7 +63,7 @@ class VLLM(Engine):
             )
         if layout.family == "eagle" and kind in _WITHOUT_PROJECTION:
             wrong = f"{cannot} architecture {architecture}, whose class there has no lm_head that the head could share"
-            raise UserError(f"{wrong}: expected another target; train model=mtp, medusa or draft for this one")
+            raise UserError(f"{wrong}: expected another target; train model=medusa or draft for this one")
         telling = [part for part in _TELLING if part in str(directory.resolve()).lower()]
         if layout.family in ("medusa", "draft_model", "pard", "tli_draft", "mtp") and telling:
             raise UserError(

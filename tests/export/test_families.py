@@ -157,7 +157,6 @@ def test_an_eagle_head_whose_target_has_no_projection_in_vllm_is_refused_there(e
     with pytest.raises(UserError, match=f"architecture {kind}ForCausalLM, whose class there has no lm_head"):
         exported(VLLM(), "eagle", about)
     exported(SGLang(), "eagle", about)
-    exported(VLLM(), "mtp", about)  # brings a projection
 
 
 @pytest.mark.parametrize("engine", [VLLM, SGLang])

@@ -98,15 +98,18 @@ class MTP(BorrowedHead, family="mtp"):
         """A layer of the shape of ``target``'s own, as engines build it from its configuration. start: the target's
         ``own`` layer or ``scratch``; ``auto``: its own if it has one. before_norm: whether it reads the hidden state
         before the final norm; None: as engines serve this target. Raises UserError for another start or one that the
-        target has not, for a target whose heads cannot share its width, or whose layer is of another layout, and a
-        draft vocabulary that is not the whole."""
+        target has not, for a target by whose configuration engines cannot build a layer, whose heads cannot share its
+        width, or whose layer is of another layout, and a draft vocabulary that is not the whole."""
         if start not in STARTS:
             raise UserError(f"model.drafter.start is {start!r}: expected one of {', '.join(STARTS)}")
         cls.check_whole(target, draft_vocabulary)
         layout, has_own = layout_of(target)
         shape = shape_of(target, None) | {"layout": layout}
         if LAYOUTS[layout].shares_width:
-            heads = shape["num_attention_heads"]
+            heads, config = shape["num_attention_heads"], target.config
+            if getattr(config, "hidden_act", None) != "silu" or not hasattr(config, "rms_norm_eps"):
+                wrong = f"the configuration of {target.architecture} has no hidden_act silu or no rms_norm_eps"
+                raise UserError(f"{wrong}: expected both, as engines build the MTP layer by it; choose another model=")
             if target.hidden_size % (2 * heads):
                 wrong = f"the target is {target.hidden_size} wide and has {heads} heads, whose shares cannot be rotated"
                 raise UserError(

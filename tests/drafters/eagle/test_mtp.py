@@ -14,6 +14,7 @@ from specdraft.drafters.eagle.mtp_layouts import LAYOUTS
 from specdraft.errors import UserError
 from specdraft.targets import Target
 from tests.drafters.alone import Alone
+from tests.families import FAMILIES
 
 ARCHITECTURE, OWN = LAYOUTS["mimo"].architecture, LAYOUTS["mimo"].prefix
 
@@ -121,6 +122,12 @@ def test_heads_that_could_not_be_rotated_are_refused():
     config = LlamaConfig(**shape, num_attention_heads=8, num_key_value_heads=2)
     with pytest.raises(UserError, match="the target is 40 wide and has 8 heads, whose shares cannot be rotated"):
         MTP.for_target(Target.from_model(LlamaForCausalLM(config)))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "cohere"])
+def test_a_target_by_whose_configuration_engines_cannot_build_a_layer_is_refused(name):
+    with pytest.raises(UserError, match="has no hidden_act silu or no rms_norm_eps"):
+        MTP.for_target(Target.from_model(FAMILIES[name].build().float()))
 
 
 def test_a_layer_of_another_shape_is_refused(labelled):
