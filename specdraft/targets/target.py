@@ -162,6 +162,12 @@ class Target(LanguageModel):
         return self.model.get_input_embeddings().weight
 
     @property
+    def sliding_window(self) -> int | None:
+        """How many positions attention sees, where it is a window in every layer; else None."""
+        kinds = set(getattr(self.config, "layer_types", None) or ("sliding_attention",))
+        return getattr(self.config, "sliding_window", None) if kinds == {"sliding_attention"} else None
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         """All ids that end a generation, from the generation config, else from the configuration."""
         ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)

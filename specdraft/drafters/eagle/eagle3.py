@@ -39,7 +39,7 @@ class Eagle3(DraftVocabulary, EagleHead):
     - ``norm_output``: the head feeds its normed output back. With ``fc_norm`` this is EAGLE-3.1.
     - ``qk_norm``: norms of queries and keys, as in Qwen3's layers; ``attention_bias``: biases of the four projections.
     - ``num_layers``: more than one are Llama (Qwen3) decoder layers after the first.
-    - ``sliding_window``: how many positions attention sees, in every layer; None for all.
+    - ``sliding_window``: how many positions attention sees, in every layer; None for all, or as ``bind`` says.
     - ``own_embedding``: an embedding of its own, which begins as the target's, instead of the target's."""
 
     reads_every_last = False

@@ -100,6 +100,14 @@ class EagleHead(Drafter):
         self.rotary = RotaryTable(self.layer_config)
         self.decoding_pass = Compilable(partial(forward, self), type(self).__name__)
 
+    def bind(self, target: Target) -> None:
+        """See ``Drafter``. vLLM gives a head without a window the target's, where all of its layers have one; none that
+        is known is so short that it would not hold the steps of training."""
+        super().bind(target)
+        if self._arguments.get("sliding_window") is None:
+            window = target.sliding_window
+            self.sliding_window = window if window is not None and window > self.ttt_steps else None
+
     @property
     @abstractmethod
     def vocabulary(self) -> Vocabulary:

@@ -16,6 +16,7 @@ from specdraft.targets.batch import Batch
 from tests.drafters.counting import CountedFlops
 from tests.drafters.eagle.variants import STEPS, begun, features_of
 from tests.fakes import tiny_llama
+from tests.families import FAMILIES
 
 
 def unrolled(head, batch):
@@ -321,3 +322,13 @@ def test_documents_may_count_alike(kind, target, packed):
     found = other.training_loss(packed, features_of(other, packed), target).loss
     torch.testing.assert_close(found, sum(losses) / 3, rtol=1e-9, atol=1e-9)
     assert not torch.isclose(found, plain.training_loss(packed, features_of(plain, packed), target).loss)
+
+
+@pytest.mark.parametrize(("name", "window"), [("mistral", 16), ("gemma3", None), ("llama", None)])
+def test_a_head_sees_what_engines_show_it(name, window):
+    options = {} if name == "llama" else {"sliding_window": 16}
+    target = Target.from_model(FAMILIES[name].build(**options).float())
+    heads = [kind.for_target(target, ttt_steps=STEPS) for kind in (Eagle, Eagle3)]
+    assert [head.sliding_window for head in heads] == [window] * 2
+    own = Eagle3.for_target(target, ttt_steps=STEPS, sliding_window=12)
+    assert own.sliding_window == 12
