@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
@@ -40,10 +41,14 @@ def edit(checkpoint: Path, **drafter: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "head.pt", "head.pth", "head.ckpt"])
-def test_a_pickled_head_is_refused_by_its_name(target, tmp_path, name):
+def test_a_pickled_head_is_refused_and_read_when_converted_as_told(target, tmp_path, name, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / name)
-    with pytest.raises(UserError, match=rf"{name} is a pickle, .*convert it with `safetensors.torch.save_file"):
+    with pytest.raises(UserError, match=rf"{name} is a pickle, ") as refused:
+        import_head(tmp_path, target)
+    monkeypatch.chdir(tmp_path)
+    eval(str(refused.value).split("`")[1], {"safetensors": safetensors, "torch": torch})
+    with pytest.raises(UserError, match="hidden_size is None"):
         import_head(tmp_path, target)
 
 

@@ -45,7 +45,8 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
     if not files and pickles:
         raise UserError(
             f"{directory / pickles[0]} is a pickle, which can run code when it is read: expected *.safetensors; if you "
-            "trust it, convert it with `safetensors.torch.save_file(torch.load(path, weights_only=True), path)`"
+            "trust it, convert it in its directory with `safetensors.torch.save_file(torch.load("
+            f"{pickles[0]!r}, weights_only=True), 'model.safetensors')`"
         )
     if not files:
         raise UserError(f"{directory} holds no weights: expected *.safetensors; check the path")
