@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from io import TextIOWrapper
 from typing import TextIO
 
 from specdraft.chat.conversation import Conversation
@@ -38,6 +39,8 @@ def _typed() -> Iterator[str]:
 
 
 def _piped(stdin: TextIO) -> Iterator[str]:
+    if isinstance(stdin, TextIOWrapper):  # without a locale Python makes surrogates of what is no text
+        stdin.reconfigure(errors="strict")
     try:
         for line in stdin:
             yield line.rstrip("\r\n")

@@ -41,9 +41,10 @@ def test_questions_are_given_typed_or_piped(monkeypatch):
         assert list(read_questions([], Terminal())) == ["a", "b"] and is_typed([], Terminal())
 
 
-def test_input_that_is_no_text():
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter without a locale, as in containers
+def test_input_that_is_no_text(errors):
     with pytest.raises(UserError, match="standard input is not text"):
-        list(read_questions([], io.TextIOWrapper(io.BytesIO(b"a\n\xff\xfe\n"), "utf-8")))
+        list(read_questions([], io.TextIOWrapper(io.BytesIO(b"a\n\xff\xfe\n"), "utf-8", errors)))
 
 
 def test_new_begins_again_and_quit_ends(conversation, screen):
