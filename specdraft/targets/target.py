@@ -169,11 +169,13 @@ class Target(LanguageModel):
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """All ids that end a generation, from the generation config, else from the configuration."""
+        """All ids that end a generation in engines: those of the generation config, else of the configuration, and the
+        tokenizer's own."""
         ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         if ids is None:
             ids = getattr(self.config, "eos_token_id", None)
-        return frozenset([ids] if isinstance(ids, int) else ids or ())
+        own = getattr(self.tokenizer, "eos_token_id", None)
+        return frozenset([ids] if isinstance(ids, int) else ids or ()) | frozenset([] if own is None else [own])
 
     @property
     def generation_settings(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The frozen target against transformers' own forward, on families that differ in head, norm, window or experts."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -231,6 +232,8 @@ def test_ends_of_text(generation, config, expected):
     model.generation_config.eos_token_id = generation
     model.config.eos_token_id = config
     assert Target.from_model(model).eos_token_ids == expected
+    tokenizer = SimpleNamespace(eos_token_id=9)  # an engine ends there too
+    assert Target.from_model(model, tokenizer).eos_token_ids == expected | {9}
 
 
 def test_identity_tells_models_apart_but_not_dtypes():
