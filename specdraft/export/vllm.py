@@ -51,8 +51,9 @@ class VLLM(Engine):
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """The layout as it is.
-        Raises UserError for targets that vLLM serves, but hands out no hidden states or no projection of, and for a
-        directory whose name would make vLLM load the drafter as something else."""
+        Raises UserError for targets that vLLM serves, but hands out no hidden states or no projection of, for draft
+        models of several kinds of layers, and for a directory whose name would make vLLM load the drafter as something
+        else."""
         layout = super().accept(layout, target, directory)
         architecture = str(target.get("architecture"))
         kind, cannot = architecture.removesuffix("ForCausalLM"), f"vLLM cannot serve a {layout.title} for the target"
@@ -64,6 +65,10 @@ class VLLM(Engine):
         if layout.family == "eagle" and kind in _WITHOUT_PROJECTION:
             wrong = f"{cannot} architecture {architecture}, whose class there has no lm_head that the head could share"
             raise UserError(f"{wrong}: expected another target; train model=medusa or draft for this one")
+        kinds = sorted(set(layout.config.get("layer_types") or ()))
+        if layout.family in ("draft_model", "pard", "tli_draft") and len(kinds) > 1:
+            wrong = f"vLLM cannot serve a {layout.title} whose layers are of several kinds ({', '.join(kinds)})"
+            raise UserError(f"{wrong}: expected full attention alone; choose such model.drafter.copy_layers")
         telling = [part for part in _TELLING if part in str(directory.resolve()).lower()]
         if layout.family in ("medusa", "draft_model", "pard", "tli_draft", "mtp") and telling:
             raise UserError(

@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from specdraft.drafters.checkpoint import about_target
 from specdraft.drafters.dflash import Domino
+from specdraft.drafters.draft_model import DraftModel
 from specdraft.drafters.hydra import Hydra
 from specdraft.errors import UserError
 from specdraft.export import export
@@ -22,6 +24,9 @@ from specdraft.export.speculators import Speculators
 from specdraft.export.tensorrt_llm import TensorRTLLM
 from specdraft.export.transformers import Transformers
 from specdraft.export.vllm import VLLM
+from specdraft.export.writer import layout_for
+from specdraft.targets import Target
+from tests.families import FAMILIES as ARCHITECTURES
 
 WEIGHTS = {"medusa": "medusa_lm_head.safetensors"}
 SERVED = {
@@ -349,6 +354,16 @@ def test_a_draft_model_must_follow_the_target_everywhere(exported, key, value):
     """vLLM stops drafting, silently, behind the draft's own last position."""
     with pytest.raises(UserError, match=rf"the draft model's {key} is \d+ and the target's {value}"):
         exported(VLLM(), "draft_model", about={key: value})
+
+
+def test_a_draft_model_whose_layers_are_of_several_kinds_is_refused_by_vllm(tmp_path):
+    target = Target.from_model(ARCHITECTURES["gemma3"].build().float())
+    about = about_target(target)
+    mixed, alike = (DraftModel.for_target(target, copy_layers=layers) for layers in (2, [1, 3]))
+    with pytest.raises(UserError, match=r"layers are of several kinds \(full_attention, sliding_attention\)"):
+        layout_for(mixed, about, VLLM(), tmp_path)
+    assert layout_for(alike, about, VLLM(), tmp_path).config["layer_types"] == ["full_attention"] * 2
+    layout_for(mixed, about, Transformers(), tmp_path)
 
 
 def test_transformers_drafts_with_the_export_and_says_the_same(exported, target, tmp_path):
