@@ -39,9 +39,9 @@ def _typed() -> Iterator[str]:
 
 
 def _piped(stdin: TextIO) -> Iterator[str]:
-    if isinstance(stdin, TextIOWrapper):  # without a locale Python makes surrogates of what is no text
-        stdin.reconfigure(errors="strict")
     try:
+        if isinstance(stdin, TextIOWrapper):  # without a locale Python makes surrogates of what is no text
+            stdin.reconfigure(errors="strict")
         for line in stdin:
             yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:

@@ -1,9 +1,8 @@
 """The EAGLE-1 layout, as published and as vLLM's method ``eagle`` loads it.
 
 H = hidden size of head and target. Embedding and LM head are the target's: engines share both when the file has
-neither. What the target multiplies its logits by vLLM has to be told, as samples of the drafts depend on it. vLLM
-knows the head by the architecture of its layer (LlamaForCausalLM becomes EagleLlamaForCausalLM); SGLang wants a name of
-its own and a bias (``sglang.py``)."""
+neither. vLLM knows the head by the architecture of its layer (LlamaForCausalLM becomes EagleLlamaForCausalLM) and
+samples drafts with its ``logit_scale``; SGLang wants a name of its own and a bias (``sglang.py``)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -51,17 +51,14 @@ class VLLM(Engine):
 
     def accept(self, layout: Layout, target: Mapping[str, Any], directory: Path) -> Layout:
         """The layout as it is.
-        Raises UserError for targets that vLLM serves, but hands out no hidden states or no projection of, for draft
-        models of several kinds of layers, and for a directory whose name would make vLLM load the drafter as something
-        else."""
+        Raises UserError for targets that vLLM hands out no hidden states or no projection of, for draft models of
+        several kinds of layers, and for a directory whose name would make vLLM load the drafter as something else."""
         layout = super().accept(layout, target, directory)
         architecture = str(target.get("architecture"))
         kind, cannot = architecture.removesuffix("ForCausalLM"), f"vLLM cannot serve a {layout.title} for the target"
         if layout.family in ("eagle3", "p_eagle", "dflash", "dspark") and kind in _WITHOUT_EAGLE3:
-            raise UserError(
-                f"{cannot} architecture {architecture}: expected one that hands out auxiliary hidden states there, as "
-                "Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
-            )
+            wanted = "auxiliary hidden states there, as Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Granite do"
+            raise UserError(f"{cannot} architecture {architecture}: expected one that hands out {wanted}")
         if layout.family == "eagle" and kind in _WITHOUT_PROJECTION:
             wrong = f"{cannot} architecture {architecture}, whose class there has no lm_head that the head could share"
             raise UserError(f"{wrong}: expected another target; train model=medusa or draft for this one")

@@ -169,8 +169,7 @@ class Target(LanguageModel):
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """All ids that end a generation in engines: those of the generation config, else of the configuration, and the
-        tokenizer's own."""
+        """Ids that end a text in engines: those of the generation config, else the configuration, and the tokenizer."""
         ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         if ids is None:
             ids = getattr(self.config, "eos_token_id", None)

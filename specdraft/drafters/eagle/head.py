@@ -101,12 +101,10 @@ class EagleHead(Drafter):
         self.decoding_pass = Compilable(partial(forward, self), type(self).__name__)
 
     def bind(self, target: Target) -> None:
-        """See ``Drafter``. vLLM gives a head without a window the target's, where all of its layers have one; none that
-        is known is so short that it would not hold the steps of training."""
+        """See ``Drafter``. vLLM gives a head without a window the target's, where all of its layers have one."""
         super().bind(target)
-        if self._arguments.get("sliding_window") is None:
-            window = target.sliding_window
-            self.sliding_window = window if window is not None and window > self.ttt_steps else None
+        if self._arguments.get("sliding_window") is None:  # no target is known whose window does not hold the steps
+            self.sliding_window = window if (window := target.sliding_window or 0) > self.ttt_steps else None
 
     @property
     @abstractmethod

@@ -98,8 +98,8 @@ class MTP(BorrowedHead, family="mtp"):
         """A layer of the shape of ``target``'s own, as engines build it from its configuration. start: the target's
         ``own`` layer or ``scratch``; ``auto``: its own if it has one. before_norm: whether it reads the hidden state
         before the final norm; None: as engines serve this target. Raises UserError for another start or one that the
-        target has not, for a target by whose configuration engines cannot build a layer, whose heads cannot share its
-        width, or whose layer is of another layout, and a draft vocabulary that is not the whole."""
+        target has not, for a target of which engines cannot build a layer, whose heads cannot share its width, or whose
+        layer is of another layout, and a draft vocabulary that is not the whole."""
         if start not in STARTS:
             raise UserError(f"model.drafter.start is {start!r}: expected one of {', '.join(STARTS)}")
         cls.check_whole(target, draft_vocabulary)
