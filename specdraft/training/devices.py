@@ -37,19 +37,18 @@ def claim_gpu(trainer: Mapping[str, Any]) -> None:
 
 
 def device_numbers(devices: int | str | Sequence[int]) -> list[int] | None:
-    """The device numbers where they are listed ("0,2" or [0, 2]), else None (a count, "auto" or -1)."""
-    if isinstance(devices, str) and "," in devices:
-        return [int(part) for part in devices.split(",") if part.strip()]
-    return None if isinstance(devices, int | str) else [int(device) for device in devices]
+    """Those listed ("0,2" or [0, 2]), else None (a count, "auto" or -1). Raises UserError for what is neither."""
+    comma = isinstance(devices, str) and "," in devices
+    listed = [part.strip() for part in str(devices).split(",") if part.strip()] if comma else devices
+    if isinstance(listed, Sequence) and not isinstance(listed, str) and all(str(part).isdigit() for part in listed):
+        return [int(part) for part in listed]
+    if str(devices) not in ("auto", "-1") and not str(devices).isdigit():
+        raise UserError(f"trainer.devices is {devices}: expected auto, a number, or a list like [0,2]")
+    return None
 
 
 def count_devices(devices: int | str | Sequence[int], default: int) -> int:
-    """How many ``trainer.devices`` asks for, ``default`` of them with auto. Raises UserError for what is no number."""
-    listed = device_numbers(devices)
-    if listed is not None:
+    """How many ``trainer.devices`` asks for, ``default`` of them with auto. Raises UserError as ``device_numbers``."""
+    if (listed := device_numbers(devices)) is not None:
         return len(listed)
-    if str(devices) in ("auto", "-1"):
-        return default
-    if not str(devices).isdigit():
-        raise UserError(f"trainer.devices is {devices}: expected auto, a number, or a list like [0,2]")
-    return int(str(devices))
+    return default if str(devices) in ("auto", "-1") else int(str(devices))

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -14,8 +16,9 @@ def test_each_rank_claims_its_own_gpu(monkeypatch):
         devices.claim_gpu({"accelerator": "gpu", "devices": asked})
     devices.claim_gpu({"accelerator": "cpu", "devices": 2})
     assert claimed == [1, 1, 3, 5]
-    with pytest.raises(UserError, match=r"trainer\.devices is two"):
-        devices.world_size({"accelerator": "cpu", "devices": "two", "num_nodes": 1})
+    for wrong in ("two", "0,b", 3.5, None, True, [0, 1.5]):
+        with pytest.raises(UserError, match=re.escape(f"trainer.devices is {wrong}: expected auto, a number")):
+            devices.world_size({"accelerator": "cpu", "devices": wrong, "num_nodes": 1})
 
 
 def test_listed_devices_are_counted_on_every_node(monkeypatch):
