@@ -183,10 +183,11 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, ConfigCompositionException) and "Could not override" in message:
         key = message.split("'")[1] if "'" in message else message
         return f"unknown config key {key!r}: {_nearest(error.__cause__)}--help and --cfg job show what there is"
-    option = re.search(r"Could not find '(.+)/(.+?)' Available options in '.+?': (.+?) Config search", message)
+    option = re.search(r"Could not find '(.+)' Available options in '(.+?)': (.+?) Config search", message)
     if isinstance(error, MissingConfigException) and option:
-        group, name, options = option.groups()
-        return f"unknown {group} {name!r}: expected one of {options.replace(' ', ', ')}"
+        name, group, options = option.groups()  # a name may be a path, of a model as people give them
+        place = ", or target.name=PATH_OR_HUB_ID beside it" if group == "target" else ""
+        return f"unknown {group} {name[len(group) + 1 :]!r}: expected one of {options.replace(' ', ', ')}{place}"
     listed = re.search(r"Could not load '(.+)/(.+?)'", message)  # one of several, as in compare=[NAME]
     if isinstance(error, MissingConfigException) and listed:
         group, name = listed.groups()
@@ -201,6 +202,8 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OverrideParseException) and "=" in error.override:  # ~ and brackets, say, are signs of Hydra's
         key, _, value = error.override.partition("=")
         return f"cannot read {error.override}: expected its value in quotes within quotes, as '{key}=\"{value}\"'"
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: expected NAME=VALUE, as checkpoint=PATH; --help shows the names"
     if isinstance(error, MissingMandatoryValue) and error.full_key:
         return f"{error.full_key} is missing: expected {error.full_key}=VALUE on the command line"
     located = re.match(r"Error locating target '(.+?)'", message)

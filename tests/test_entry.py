@@ -83,6 +83,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path):
         (["numbr=2"], "unknown config key 'numbr': did you mean number?"),
         (["number=1,2"], "number has several values: add -m to run with each of them, or write number=[1,2]"),
         (["number=~/x"], """cannot read number=~/x: expected its value in quotes within quotes, as 'number="~/x"'"""),
+        (["runs/mine"], "cannot read 'runs/mine': expected NAME=VALUE, as checkpoint=PATH; --help shows the names"),
         (["+api_key=sk-123456789"], "api_key holds a secret in plain text: expected it in an environment variable"),
         (["plan=maybe"], "plan is maybe: expected true or false"),
         (["plan=1"], "plan is 1: expected true or false"),

@@ -466,6 +466,8 @@ def test_other_data_or_another_drafter_is_not_resumed(train, arguments, tmp_path
     [
         (["trainer.max_stepz=3"], "unknown config key 'trainer.max_stepz'"),
         (["nonsense=3"], "unknown config key 'nonsense'"),
+        (["target=/mine/tiny"], "unknown target '/mine/tiny': expected one of gpt-oss-20b, llama-70b"),
+        (["target=meta/llama"], "or target.name=PATH_OR_HUB_ID beside it"),
         (["target=llama-9b"], "unknown target 'llama-9b': expected one of gpt-oss-20b, llama-70b, llama-8b"),
         (["target.name=embedded://large"], "no embedded target 'embedded://large'"),
         (["quantize=int5"], "quantize is 'int5': expected int8, int4, or null"),
