@@ -181,9 +181,7 @@ class HttpClients:
         ``api_key_variable`` names the environment variable that holds the key. Raises UserError."""
         urls = [url] if isinstance(url, str) else list(url)
         if not urls or len(set(urls)) < len(urls):
-            raise UserError(
-                f"{settings}.url is {urls}: expected the address of a server, or those of several different ones"
-            )
+            raise UserError(f"{settings}.url is {urls}: expected the address of a server, or of several different ones")
         if concurrency < 1 or attempts < 1 or timeout <= 0 or backoff < 0:
             given = f"concurrency={concurrency}, attempts={attempts}, timeout={timeout} and backoff={backoff}"
             raise UserError(f"{settings} has {given}: expected at least 1 request and attempt, and positive seconds")

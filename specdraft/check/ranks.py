@@ -57,9 +57,7 @@ def ranks_call_alike(subject: Subject) -> str:
         batches[what] = packed(documents, [[[place >= learned for place in range(length)] for length in lengths]])
     batches["of short documents"] = packed([[text(6, size, 5)] * 4], [[[place >= 3 for place in range(6)]] * 4])
     first, expected = next(iter(batches)), None
-    calls_of(
-        drafter, batches[first].to(subject.target.device), subject.target
-    )  # the first of all may prepare something
+    calls_of(drafter, batches[first].to(subject.target.device), subject.target)  # the first may prepare something
     for what, batch in batches.items():
         try:
             calls = calls_of(drafter, batch.to(subject.target.device), subject.target)
@@ -83,7 +81,7 @@ def loss_is_shared_out(subject: Subject) -> str:
     drafter, batch = subject.drafter(), usual_batch(subject)
     learns = type(drafter).training_loss is not Drafter.training_loss
     if learns and drafter.tells_hits and step(drafter, batch, subject.target).drafted is None:
-        mend = "hand on what distillation_loss tells, or set tells_hits = False in the class"
+        mend = "hand on what `objective` tells, or set tells_hits = False in the class"
         raise Failed(f"the loss does not tell which first tokens of drafts are right (TrainingLoss.drafted): {mend}")
     counts = drafter.count_supervised(batch)
     if counts is None:

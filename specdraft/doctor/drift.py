@@ -209,9 +209,7 @@ def _positions(row: Record, now: Sequence[Measured]) -> Finding:
         )
     )
     said = ", ".join(f"{old:.2f} → {new:.2f}" for old, _, new in pairs if old is not None and not math.isnan(new))
-    below = [
-        place for place, (_, interval, new) in enumerate(pairs, start=1) if interval is not None and new < interval[0]
-    ]
+    below = [place for place, (_, bounds, new) in enumerate(pairs, start=1) if bounds is not None and new < bounds[0]]
     if not below:
         return ok(f"conditional acceptance by position {said}")
     where = "the first draft already" if below[0] == 1 else f"position {below[0]} on, while the first holds"

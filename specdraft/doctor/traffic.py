@@ -51,9 +51,7 @@ def measure(
     asking = [(prompt, encode(target.tokenizer, [*before, *prompt.opening])) for prompt in prompts]
     asking = [(prompt, ids) for prompt, ids in asking if len(ids) + max_new_tokens <= target.max_length]
     if not asking:
-        said = (
-            f"none of the {len(prompts)} prompts leaves room for {max_new_tokens} tokens, as many as the report decoded"
-        )
+        said = f"none of the {len(prompts)} prompts leaves room for {max_new_tokens} tokens, which the report decoded"
         raise UserError(f"{said}: give shorter prompts with traffic=")
     decoder = Decoder(target, loaded.drafter, shape, sampling)
     found = []

@@ -56,9 +56,7 @@ class Slem(TextDrafter):
             return
         super().bind(target)
         if target.tokenizer is None:
-            raise UserError(
-                "string-level drafts need the target's tokenizer: expected a target that is loaded with one"
-            )
+            raise UserError("string-level drafts need the target's tokenizer: expected a target that has one")
         dtype = str(target.dtype).removeprefix("torch.")
         model, self.tokenizer = loading.load(self.name, self.revision, dtype, attention(target), False, what="draft")
         self.model = LanguageModel(model.to(target.device).eval().requires_grad_(False))

@@ -80,9 +80,7 @@ class RecyclingDrafting(Drafting):
         """See ``Drafting``. Raises UserError where a tree is to be measured: every answer changes the candidates."""
         if isinstance(shape, ForcedPath):
             mend = "decoding/shape=recycling_tree, static_tree or chain"
-            raise UserError(
-                f"a tree cannot be measured for token recycling, which learns as it decodes: expected {mend}"
-            )
+            raise UserError(f"a tree is not measured for token recycling, which learns as it decodes: expected {mend}")
         tree = _within(shape, self.top_tokens) if isinstance(shape, StaticTree) else StaticTree.chain(shape.depth)
         device = self.last.device
         level = self.last[: len(texts.lengths), None]  # [B, m]

@@ -170,9 +170,7 @@ class Selection:
     def _sample_sizes(self, prompts: Sequence[Prompt]) -> tuple[int, int]:
         """How many prompts all decode, and how many others the finalists: half of all together, at most."""
         if len(prompts) < 2:
-            raise UserError(
-                f"drafter=auto has {len(prompts)} prompt to choose and to measure with: expected at least 2"
-            )
+            raise UserError(f"drafter=auto has {len(prompts)} prompt to choose and measure with: expected at least 2")
         half = len(prompts) // 2
         first = min(self.prompts, half if half < 2 or not self.finalists else half // 2)
         return first, min(2 * self.prompts, half - first) if self.finalists else 0

@@ -49,7 +49,8 @@ class Earlier:
             if stored and earlier.reads_every_last and not drafter.reads_every_last:
                 wanted = "data.store=null, as the drafter that is trained does not read them"
                 raise UserError(f"boost={name} reads the last hidden states of prompts: expected {wanted}")
-            found.append(earlier.eval().requires_grad_(False))
+            earlier.bind(target)
+            found.append(earlier)
         return cls(found)
 
     @torch.no_grad()

@@ -117,7 +117,7 @@ def test_a_sample_of_every_category_that_is_not_decoded_again(speeds, head):
     choice = alone.choose(None, {"medusa": head}, PROMPTS, SETTINGS)
     assert speeds.asked == [["0", "2"]]  # half at most, one of each kind first
     assert [prompt.id for prompt in choice.rest] == ["1", "3", "4"] and choice.finalists == []
-    with pytest.raises(UserError, match="has 1 prompt to choose and to measure with: expected at least 2"):
+    with pytest.raises(UserError, match="has 1 prompt to choose and measure with: expected at least 2"):
         Selection(candidates()).choose(None, {"medusa": head}, PROMPTS[:1], SETTINGS)
 
 

@@ -157,3 +157,17 @@ def test_one_that_does_not_tell_though_its_class_says_so(target, batch, head, tm
     monkeypatch.setattr(Eagle3, "training_loss", lambda *given: whole(*given)._replace(drafted=None))
     with pytest.raises(UserError, match="does not tell what it drafts right"):
         earlier.missed(batch, batch.features(target, head.layers), target)
+
+
+class Bound(Medusa):
+    """It is bound where it is made, as docs/add-a-drafter.md says, and its loss reads what it shares."""
+
+    def training_loss(self, batch, features, target, totals=None):
+        assert self.target is target
+        return super().training_loss(batch, features, target, totals)
+
+
+def test_an_earlier_drafter_is_bound_to_the_target(target, batch, tmp_path):
+    drafter = Bound.for_target(target, None, num_heads=2)
+    earlier = Earlier.of(saved(drafter, target, tmp_path), drafter, target)
+    assert earlier.missed(batch, batch.features(target, ()), target).loss_mask.shape == batch.loss_mask.shape

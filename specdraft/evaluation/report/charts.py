@@ -29,9 +29,7 @@ def cost_charts(evaluation: Record) -> Iterator[Chart]:
     for kind, size, label in (("chain", "length", "drafted tokens K"), ("tree", "size", "nodes of the tree")):
         caption, series = f"By {size} of the {kind}, {requests}", []
         for number, (name, model) in enumerate(models):
-            modeled = [
-                each for each in model["predictions"] if each["batch_size"] == batch_size and each["kind"] == kind
-            ]
+            modeled = [one for one in model["predictions"] if one["batch_size"] == batch_size and one["kind"] == kind]
             drafts = [_draft(model | each) for each in modeled]
             measured = [each for each in evaluation["checks"] if _draft(each) in drafts]
             series.append(Series(name, _points(modeled, "tokens", "speedup"), number=number))

@@ -114,9 +114,7 @@ def _ranks_of(
     texts = [[*prompt, *answer] for prompt, answer in answers]
     end = max(len(prompt) for prompt, _ in answers) + max(len(answer) for _, answer in answers)
     drafting, cache = drafter.drafting(len(answers), end + depth), target.new_cache(len(answers), end + depth)
-    whole = [
-        target.step(Pass.prompt(text, target.device), cache, drafter.layers, row) for row, text in enumerate(texts)
-    ]
+    whole = [target.step(Pass.prompt(ids, target.device), cache, drafter.layers, row) for row, ids in enumerate(texts)]
     drafting.borrow(cache)
     lengths = torch.tensor([len(prompt) + 1 for prompt, _ in answers], device=target.device)
     longest = int(lengths.max())

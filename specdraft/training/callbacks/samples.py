@@ -53,6 +53,4 @@ def _position_rows(step: int, counts: AcceptanceCounts) -> list[list[Any]]:
     sums = (counts.reached_per_position, counts.accepted_per_position)
     places = zip(*sums, counts.conditional_acceptance_rate, counts.survival, strict=True)
     # A position that no round reached has no rate.
-    return [
-        [step, place, *(None if math.isnan(value) else value for value in row)] for place, row in enumerate(places, 1)
-    ]
+    return [[step, place, *(None if math.isnan(each) else each for each in row)] for place, row in enumerate(places, 1)]
