@@ -56,6 +56,7 @@ def entry_point(conf: Path, name: str) -> Callable[[Callable[[DictConfig], Any]]
 
         @functools.wraps(task)
         def main() -> Any:
+            sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # not between others
             with _no_directory_for_a_plan(), _run_directory_named(), nothing_left_behind():
                 return job()
 

@@ -36,6 +36,11 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path, task, opt
     assert said in errors if said else errors == ""
 
 
+def test_a_sweep_is_asked_for_anywhere_among_the_overrides(tmp_path: Path):
+    done = call(tmp_path, "plan=false", "-m", "number=1,2", "more.deep=true")
+    assert done.returncode == 0 and "unrecognized" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("options", [["plan=true"], ["++plan=True", "number=1,2", "-m"]])
 def test_a_plan_leaves_no_directory_behind(tmp_path: Path, options):
     before = tmp_path / "runs" / "now"
