@@ -58,9 +58,7 @@ def prepare_run(config: DictConfig) -> Run:
     directory = Path(HydraConfig.get().runtime.output_dir)
     if HydraConfig.get().mode is RunMode.MULTIRUN and (devices := world_size(config.trainer)) > 1:
         # Each job would start further processes, and each of them would run the whole sweep.
-        what = (
-            f"a sweep (-m) trains on one device at a time, and trainer.devices={config.trainer.devices} makes {devices}"
-        )
+        what = f"a sweep (-m) trains on one device at a time, trainer.devices={config.trainer.devices} makes {devices}"
         raise UserError(f"{what}: set trainer.devices=1, or start the trainings one by one without -m")
     check_devices(config.trainer)
     claim_gpu(config.trainer)
@@ -151,8 +149,7 @@ def check_before_work(config: DictConfig, directory: Path) -> Plan:
     free = torch.cuda.mem_get_info()[0] if gpus else psutil.virtual_memory().available // max(1, plan.devices)
     if plan.memory_per_device > free:
         there = f"{'each GPU' if gpus else 'this machine'} has {free / 1e9:.1f} GB free"
-        raise UserError(
-            f"the target {config.target.name} with its drafter needs about {plan.memory_per_device / 1e9:.1f} GB, "
-            f"{there}: choose a smaller target or data.batch_size (plan=true shows what takes how much)"
-        )
+        needs = f"the target {config.target.name} with its drafter needs about {plan.memory_per_device / 1e9:.1f} GB"
+        mend = "choose a smaller target or data.batch_size (plan=true shows what takes how much)"
+        raise UserError(f"{needs}, {there}: {mend}")
     return plan

@@ -18,6 +18,7 @@ from specdraft.rendering import render
 from specdraft.targets.loading import check_options
 from specdraft.targets.parameters import target_sizes
 from specdraft.targets.target import PLACEMENTS
+from specdraft.tensors import difference, kinds
 from specdraft.training.devices import uses_gpus, wants_compiled, world_size
 from specdraft.training.planning import costs
 from specdraft.training.planning.gpus import PER_NODE, find_gpu
@@ -101,6 +102,7 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
     if vocabulary not in (None, target.vocab_size) and not isinstance(drafter, DraftVocabulary):
         what = f"model.draft_vocab_size is {vocabulary}, and {type(drafter).__name__} projects to all tokens"
         raise UserError(f"{what}: expected null, or a drafter that is a DraftVocabulary (docs/add-a-drafter.md)")
+    _check_rebuilt(drafter.served())
     quantize(drafter, config.quantize)  # refuses what cannot be, before anything is loaded
     trainable = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
 
@@ -173,6 +175,18 @@ def make_plan(config: DictConfig, architecture: PreTrainedConfig, source: str) -
         tokens_per_update=tokens * devices * config.trainer.accumulate_grad_batches,
         max_steps=config.trainer.max_steps,
     )
+
+
+def _check_rebuilt(drafter: Drafter) -> None:
+    """Raises UserError for one that a checkpoint could not rebuild: after all of a training, it would be lost."""
+    try:
+        with torch.device("meta"):
+            amiss = difference(kinds(type(drafter)(**drafter.config()).state_dict()), kinds(drafter.state_dict()))
+    except TypeError as error:
+        amiss = str(error)
+    if amiss:
+        mend = "expected all that its constructor takes, noted with constructor_arguments (docs/add-a-drafter.md)"
+        raise UserError(f"the checkpoint of {type(drafter).__name__} could not be loaded ({amiss}): {mend}")
 
 
 def find_architecture(config: DictConfig) -> tuple[PreTrainedConfig, str]:

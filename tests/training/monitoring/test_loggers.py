@@ -287,6 +287,6 @@ def test_a_sweep_begins_a_run_for_each_job(train, arguments, tmp_path, monkeypat
     status, _, err = train("-m", *quick, "trainer.devices=2", "seed=1,2")
     assert status == 2
     assert [line for line in err.splitlines() if line.startswith("error: ")] == [
-        "error: a sweep (-m) trains on one device at a time, and trainer.devices=2 makes 2: set trainer.devices=1, or "
+        "error: a sweep (-m) trains on one device at a time, trainer.devices=2 makes 2: set trainer.devices=1, or "
         "start the trainings one by one without -m"
     ]

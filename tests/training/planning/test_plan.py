@@ -8,6 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from specdraft.drafters.medusa import Medusa
 from specdraft.errors import UserError
 from specdraft.training.planning import meta_target as blueprint
 from specdraft.training.planning import plan
@@ -50,6 +51,25 @@ def test_a_target_without_shape_or_hub_is_an_error(composed, monkeypatch):
     monkeypatch.setattr(plan, "target_config", offline)
     with pytest.raises(UserError, match="no hub"):
         plan.find_architecture(composed("target.name=nobody/nothing"))
+
+
+class Forgetful(Medusa):
+    def config(self):
+        """What its constructor was given, without one that it cannot do without."""
+        return {name: value for name, value in super().config().items() if name != self.forgotten}
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "amiss"), [("hidden_size", "missing 1 required"), ("num_heads", "is unknown|is missing")]
+)
+def test_a_drafter_that_its_checkpoint_could_not_rebuild_is_an_error(composed, monkeypatch, forgotten, amiss):
+    monkeypatch.setattr(Forgetful, "forgotten", forgotten, raising=False)
+    name = f"{Forgetful.__module__}.Forgetful.for_target"
+    config = composed("target=tiny", "model=medusa", "model.drafter.num_heads=2", f"model.drafter._target_={name}")
+    with pytest.raises(
+        UserError, match=f"checkpoint of Forgetful could not be loaded .*({amiss}).*constructor_arguments"
+    ):
+        plan.make_plan(config, *plan.find_architecture(config))
 
 
 def test_options_that_the_template_does_not_name_are_an_error(composed):
