@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from specdraft.decoding.interfaces import Drafting
 from specdraft.decoding.shapes import Shape
+from specdraft.errors import UserError
 from specdraft.targets import Features, Target
 from specdraft.targets.batch import Batch
 from specdraft.tensors import keeping_buffers
@@ -85,6 +86,13 @@ class Drafter(nn.Module, ABC):
     def __init_subclass__(cls, family: str | None = None, **others: Any) -> None:
         super().__init_subclass__(**others)
         cls.family = family or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, nn.Module | nn.Parameter) and hasattr(Drafter, name):  # which Python would find instead
+            raise UserError(
+                f"{type(self).__name__} calls a part of it {name}, which is Drafter's: expected another name"
+            )
+        super().__setattr__(name, value)
 
     @property
     def draws(self) -> bool:

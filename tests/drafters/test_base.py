@@ -3,6 +3,7 @@
 import json
 from types import MappingProxyType
 
+import pytest
 import torch
 
 from specdraft.drafters.base import Drafter, constructor_arguments
@@ -15,6 +16,7 @@ from specdraft.drafters.pard import Pard
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.drafters.redrafter import ReDrafter
 from specdraft.drafters.tli import TliDraft
+from specdraft.errors import UserError
 from specdraft.export.vllm import VLLM
 
 
@@ -45,6 +47,15 @@ def test_the_arguments_are_those_of_all_constructors_as_json_has_them():
     assert Shared(**drafter.config()).config() == expected
     drafter.config()["layers"].append(3)
     assert drafter.config() == expected
+
+
+def test_a_part_is_not_called_as_what_means_something_of_every_drafter():
+    drafter = Constant(7)
+    for name, part in (("layers", torch.nn.ModuleList()), ("target", torch.nn.Parameter(torch.zeros(1)))):
+        with pytest.raises(UserError, match=f"Constant calls a part of it {name}, .*: expected another name"):
+            setattr(drafter, name, part)
+    drafter.layers = (1, 2)
+    assert drafter.layers == (1, 2)
 
 
 def test_features_are_left_alone_unless_a_drafter_says_otherwise():
