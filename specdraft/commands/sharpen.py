@@ -1,5 +1,6 @@
 """``specdraft sharpen checkpoint=RUN output=DIR``: more sampled drafts accepted, greedy ones the same; ``--help``."""
 
+import copy
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def main(config: DictConfig) -> None:
     # Imported here so that --help answers at once.
     from specdraft.data.prompts import check_lengths, encode, load_prompts, usual_benchmark
     from specdraft.drafters.checkpoint import check_target, complete_target, load_drafter, other_options, save_drafter
-    from specdraft.evaluation.sharpening import own_heads, sharpen
+    from specdraft.evaluation.sharpening import best_sharpness, own_heads, scale_logits
 
     if config.checkpoint is None or config.output is None:
         raise UserError("expected checkpoint=RUN, a run or a drafter, and output=DIR, where the sharpened drafter goes")
@@ -32,11 +33,12 @@ def main(config: DictConfig) -> None:
         print(f"note: {other}", flush=True)
     check_lengths(target.tokenizer, prompts, target.max_length, config.max_new_tokens)
     asked = [encode(target.tokenizer, prompt.opening) for prompt in prompts]
-    drafter.to(target.device)
-    found = sharpen(drafter, target, asked, config.max_new_tokens, config.seed)
+    served = copy.deepcopy(drafter).to(target.device, target.dtype)  # as it is decoded with; the weights stay in fp32
+    found = best_sharpness(served, target, asked, config.max_new_tokens, config.seed)
+    scale_logits(drafter, found.factor)
     earlier = trained["extra"].get("sharpness", {}).get("factor", 1.0)
     about = asdict(found) | {"factor": found.factor * earlier}
-    place = save_drafter(drafter.cpu(), output, target.identity, trained["extra"] | {"sharpness": about})
+    place = save_drafter(drafter, output, target.identity, trained["extra"] | {"sharpness": about})
     pairs = zip(found.before, found.after, strict=True)
     rates = ", ".join(f"{before:.3f} to {after:.3f}" for before, after in pairs)
     print(f"logits times {found.factor:g}: sampled tokens accepted, by position, {rates} ({found.tokens:,} tokens)")

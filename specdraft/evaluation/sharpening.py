@@ -51,8 +51,15 @@ def own_heads(drafter: "Drafter") -> list[DraftHead]:
     return heads
 
 
+@torch.no_grad()
+def scale_logits(drafter: "Drafter", factor: float) -> None:
+    """Multiply them, in the weights. Raises UserError as ``own_heads``."""
+    for head in own_heads(drafter):
+        head.weight.mul_(factor)
+
+
 @torch.inference_mode()
-def sharpen(
+def best_sharpness(
     drafter: "Drafter",
     target: "Target",
     prompts: Sequence[Sequence[int]],
@@ -60,8 +67,9 @@ def sharpen(
     seed: int = 0,
     progress: bool = True,
 ) -> Sharpness:
-    """Scale the logits of ``drafter``, in place, by that of ``FACTORS`` of which the target's answers at temperature 1
-    to ``prompts`` (token ids) promise the longest sampled drafts. Raises UserError as ``own_heads`` and ``Decoder``."""
+    """That of ``FACTORS`` of which the target's answers at temperature 1 to ``prompts`` (token ids) promise the longest
+    sampled drafts. The drafter, in the target's dtype, stays as it is. Raises UserError as ``own_heads`` and
+    ``Decoder``."""
     heads = own_heads(drafter.eval())
     weights = [head.weight.detach().clone() for head in heads]
     seeds = [seed + number for number in range(len(prompts))]
@@ -73,18 +81,14 @@ def sharpen(
         batch = pack([said], len(said.input_ids))[0].to(target.device)
         features = batch.features(target, drafter.layers)
         for factor in FACTORS:
-            _scale(heads, weights, factor)
-            metrics = drafter.training_loss(batch, features, target).metrics
-            found[factor] = found[factor] + _counts(metrics)
-    rates = {factor: (sums / totals).tolist() for factor, (sums, totals) in found.items()}
-    best = max(FACTORS, key=lambda factor: _length(rates[factor]))
-    _scale(heads, weights, best)
-    return Sharpness(best, rates[1.0], rates[best], int(found[1.0][1, 0]))
-
-
-def _scale(heads: Sequence[DraftHead], weights: Sequence[Tensor], factor: float) -> None:
+            for head, weight in zip(heads, weights, strict=True):
+                head.weight.data.copy_(weight * factor)
+            found[factor] = found[factor] + _counts(drafter.training_loss(batch, features, target).metrics)
     for head, weight in zip(heads, weights, strict=True):
-        head.weight.data.copy_(weight * factor)
+        head.weight.data.copy_(weight)
+    rates = {factor: (sums / totals.clamp(min=1)).tolist() for factor, (sums, totals) in found.items()}
+    best = max(FACTORS, key=lambda factor: _length(rates[factor]))
+    return Sharpness(best, rates[1.0], rates[best], int(found[1.0][1, 0]))
 
 
 def _counts(metrics: dict[str, Tensor]) -> Tensor:

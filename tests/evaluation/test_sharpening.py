@@ -10,7 +10,7 @@ from specdraft.drafters.eagle import Eagle, Eagle3
 from specdraft.drafters.medusa import Medusa
 from specdraft.drafters.prompt_lookup import PromptLookup
 from specdraft.errors import UserError
-from specdraft.evaluation.sharpening import own_heads, sharpen
+from specdraft.evaluation.sharpening import best_sharpness, own_heads, scale_logits
 from specdraft.targets import Target
 from tests.fakes import tiny_llama
 
@@ -43,7 +43,9 @@ def test_a_copy_of_the_target_becomes_itself_again(target, blur, factor):
     for head in own_heads(draft):
         head.weight.mul_(blur)
     before = share(decoded(target, draft, Sampling(1.0)))
-    found = sharpen(draft, target, PROMPTS, 32, progress=False)
+    found = best_sharpness(draft, target, PROMPTS, 32, progress=False)
+    assert share(decoded(target, draft, Sampling(1.0))) == before
+    scale_logits(draft, found.factor)
     assert found.factor == factor and found.after == pytest.approx([1.0], abs=1e-5)
     assert found.tokens == sum(len(each.tokens) for each in decoded(target, None, Sampling(1.0)))
     assert share(decoded(target, draft, Sampling(1.0))) > 0.99
@@ -57,7 +59,8 @@ def test_heads_draft_the_same_tokens_greedily_and_by_position_more_sampled_ones(
     for head in own_heads(drafter):
         head.weight.mul_(2)  # too sure of what it does not know
     before = [each.accepted for each in decoded(target, drafter, Sampling())]
-    found = sharpen(drafter, target, PROMPTS, 32)
+    found = best_sharpness(drafter, target, PROMPTS, 32)
+    scale_logits(drafter, found.factor)
     assert found.factor == 0.8 and len(found.before) == len(found.after) > 1
     assert found.after[0] > found.before[0]
     assert [each.accepted for each in decoded(target, drafter, Sampling())] == before
