@@ -78,6 +78,7 @@ class Kangaroo(BorrowedHead):
         if self.target is not target:
             self.__dict__.pop("first_layers", None)
         super().bind(target)
+        self.sliding_window = None  # no engine gives the adapter the target's
 
     def feature(self, features: Features) -> Tensor:
         """See ``EagleHead``: the hidden states after the first layers."""

@@ -167,6 +167,7 @@ def test_trains_measures_and_exports(train, arguments, tmp_path, monkeypatch):
         "num_hidden_layers": 6,
         "vocab_size": 320,
         "max_position_embeddings": 256,
+        "logit_scale": 1.0,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "pad_token_id": 2,

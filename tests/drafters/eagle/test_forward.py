@@ -13,7 +13,7 @@ from specdraft.drafters.eagle import Eagle, Eagle3
 def test_the_device_is_read_once_for_all_steps(kind, target, packed, monkeypatch):
     """The meta device has nothing to read: whatever asks it raises."""
     head = kind.for_target(target, ttt_steps=3).to("meta")
-    head.bind(SimpleNamespace(embedding_weight=target.embedding_weight.to("meta")))
+    head.bind(SimpleNamespace(embedding_weight=target.embedding_weight.to("meta"), sliding_window=None))
     read = []
 
     def cpu(given):
