@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from specdraft.errors import UserError, check_switch
-from specdraft.files import FULL_DISK
+from specdraft.files import FULL_DISK, no_room
 from specdraft.leftovers import nothing_left_behind
 from specdraft.redaction import literal_secrets, redact_text
 
@@ -215,8 +215,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, HydraException | OmegaConfBaseException):
         return f"bad configuration: {message}"
     if isinstance(error, OSError) and error.errno in FULL_DISK:  # writing to an open file does not say its name
-        wrong = f"{error.filename or 'a file'} cannot be written ({error.strerror})"
-        return f"{wrong}: free some space or choose another place"
+        return no_room(error.filename or "a file", error.errno)
     if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno is not None:
         return f"cannot use {error.filename} ({error.strerror}): choose another path or change its permissions"
     return None

@@ -47,6 +47,11 @@ def _sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
+def no_room(what: object, code: int) -> str:
+    """The sentence for a disk that is full: what was to be written, and the number of the error."""
+    return f"{what} cannot be written ({os.strerror(code)}): free some space or choose another place"
+
+
 @contextmanager
 def _full_disk_named(path: Path) -> Iterator[None]:
     """Raises UserError for a disk without room, of which neither a file's ``write`` nor safetensors says whose."""
@@ -57,8 +62,7 @@ def _full_disk_named(path: Path) -> Iterator[None]:
         code = error.errno if isinstance(error, OSError) else said and int(said[1])
         if code not in FULL_DISK:
             raise
-        mend = "free some space or choose another place"
-        raise UserError(f"{path} cannot be written ({os.strerror(code)}): {mend}") from error
+        raise UserError(no_room(path, code)) from error
 
 
 @contextmanager

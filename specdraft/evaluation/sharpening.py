@@ -6,7 +6,7 @@ tell which of it is accepted more often if q is surer. One factor keeps the orde
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
@@ -100,4 +100,4 @@ def _counts(metrics: dict[str, Tensor]) -> Tensor:
 
 def _length(rates: Sequence[float]) -> float:
     """Of a round, if each draft is accepted as often as ``rates`` say."""
-    return 1 + sum(reduce(mul, rates[: depth + 1]) for depth in range(len(rates)))
+    return 1 + sum(accumulate(rates, mul))
