@@ -18,7 +18,7 @@ COMMANDS = {
     "check": ("check", "check that a drafter of your own holds what every drafter has to"),
     "regenerate": ("regenerate", "let the target answer the training prompts beforehand"),
     "store": ("store", "compute hidden states once, for many trainings"),
-    "sharpen": ("sharpen", "scale a drafter's logits so that more sampled drafts are accepted"),
+    "sharpen": ("sharpen", "scale a drafter's logits by what most sampled drafts are to be accepted with"),
     "import": ("import_head", "turn a public head into a checkpoint"),
     "dashboard": ("dashboard", "give a W&B project the view of the metrics of training"),
 }

@@ -1,4 +1,4 @@
-"""``specdraft sharpen checkpoint=RUN output=DIR``: more sampled drafts accepted, greedy ones the same; ``--help``."""
+"""``specdraft sharpen checkpoint=RUN output=DIR``: as sure as sampled drafts should be; ``--help`` says more."""
 
 import copy
 from dataclasses import asdict
